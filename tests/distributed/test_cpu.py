@@ -7,6 +7,7 @@ in float32, where no rounding at the end hides a difference.
 import os
 import re
 import time
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 import blockscale as bs
 from blockscale.base.formats import MOE
 from blockscale.ops.distributed import cpu, parallel
+from blockscale.ops.moe.layer import Options
 from blockscale.runtime import jit
 from blockscale.specs import EpReduce, FusedMoe, Quantize
 from blockscale.specs.plans.coded import CodedRow
@@ -327,6 +329,98 @@ def alone(**values):
 def test_bad_arguments(values, match):
     with pytest.raises(ValueError, match=match):
         alone(**values)
+
+
+def _other(**values):
+    return lambda x, weights, *rest: ((x, weights, *rest), values)
+
+
+WRONG = {
+    "activation": (_other(activation="swigluu"), "activation='swigluu' is not known"),
+    "no hash": (_other(activation=["swiglu"]), "activation="),
+    "gate": (_other(activation="relu2"), "does not go with w13"),
+    "limit": (_other(limit=-1.0), "limit=-1.0 is not above 0"),
+    "scales": (_other(act_fmt="fp8_tensor"), "a1_scale is missing"),
+    "scale": (
+        _other(act_fmt="fp8_tensor", a1_scale=torch.ones(2), a2_scale=torch.ones(1)),
+        "a1_scale has shape",
+    ),
+    "its grad": (
+        _other(act_fmt="nvfp4", a2_scale=torch.ones(1, requires_grad=True)),
+        "a2_scale requires grad",
+    ),
+    "hidden": (
+        lambda x, weights, *rest: ((x, replace(weights, hidden=128), *rest), {}),
+        "the weights have H=128",
+    ),
+    "layout": (
+        lambda x, weights, *rest: ((x, replace(weights, layout="tiles64"), *rest), {}),
+        "the weights are in layout 'tiles64'",
+    ),
+    "grad": (
+        lambda x, weights, ids, factors: ((x, weights, ids, factors.requires_grad_()), {}),
+        "topk_weights requires grad",
+    ),
+    "out": (_other(out=torch.empty(2, HIDDEN, dtype=torch.bfloat16)), "out has dtype bfloat16"),
+    "shape of out": (_other(out=torch.empty(1, HIDDEN)), "out has shape"),
+    "strides of out": (_other(out=torch.empty(HIDDEN, 2).T), "out of shape .* has strides"),
+    "grad of out": (_other(out=torch.empty(2, HIDDEN, requires_grad=True)), "out requires grad"),
+    "out is hidden": (lambda *given: (given, {"out": given[0]}), "out overlaps hidden"),
+}
+"""What is wrong with a call of a layer, and what is said of it."""
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_calls_send_nothing(what):
+    """So that the same rank may come with a right one."""
+    change, match = WRONG[what]
+    ep, weights = alone(dtype=torch.float32, combine="sums"), prepared(layer(), range(EXPERTS))
+    x, ids, factors = tokens(0, 0, 2, torch.float32)
+    for _ in range(2):
+        given, options = change(x.clone(), weights, ids, factors.clone())
+        with pytest.raises((TypeError, ValueError), match=match):
+            bs.fused_moe(*given, **options, ep=ep)
+        assert ep._exchange.epoch == 0
+        ep._check_layer((x, ids, factors), weights, Options())  # one that is right is remembered
+    assert torch.equal(
+        bs.fused_moe(x, weights, ids, factors, ep=ep), bs.fused_moe(x, weights, ids, factors)
+    )
+
+
+def test_layers_that_were_checked(monkeypatch):
+    """Of the same options and sizes, with other static scales."""
+    ep, weights = alone(dtype=torch.float32), prepared(layer(), range(EXPERTS))
+    rows = tokens(0, 0, 2, torch.float32)
+    asked, real = [], parallel.check_call
+    monkeypatch.setattr(parallel, "check_call", lambda *given: (asked.append(1), real(*given))[1])
+    for scale in (None, None, torch.ones(1), torch.zeros(1), torch.ones(())):
+        ep._check_layer(rows, weights, Options(act_fmt="nvfp4", a1_scale=scale))
+    assert len(asked) == 2
+    ep._check_layer(rows, weights, Options())
+    assert len(asked) == 3
+
+
+def _gives_up(rank, ranks):
+    def experts(*given):
+        raise MemoryError("no room")
+
+    if rank == 1:
+        parallel.run_slots = experts
+    ep = bs.distributed.ExpertParallel(None, EXPERTS, HIDDEN, TOP_K, MOST, dtype=torch.float32)
+    weights = prepared(layer(), ep.local_experts)
+    x, ids, factors = tokens(0, rank, 2, torch.float32)
+    said = [_text(lambda: bs.fused_moe(x, weights, ids, factors, ep=ep)) for _ in range(2)]
+    time.sleep(SHORT * rank / 3)  # or it ends before the others have read what it said
+    return said
+
+
+def test_a_rank_whose_experts_fail_says_so(tmp_path):
+    built("float32", None, EXPERTS // 2)
+    found = group.run(2, tmp_path, _gives_up)
+    assert [text for text, _ in found[1]] == ["MemoryError: no room"] * 2
+    for text, seconds in found[0]:
+        assert "ExpertParallel.combine: rank 1 is why call 1 was given up (seen by rank 0)" in text
+        assert seconds < parallel.TIMEOUT / 2
 
 
 @pytest.mark.parametrize("bound", [0, MOST + 1, -1, True, 2.0, None])

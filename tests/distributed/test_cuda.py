@@ -9,7 +9,7 @@ import torch
 
 from blockscale import emulator, prepare_moe_weights
 from blockscale.catalog import moe as catalog_moe
-from blockscale.ops.distributed import cuda
+from blockscale.ops.distributed import ExpertParallel, cuda
 from blockscale.ops.distributed.config import Config, owners_of
 from blockscale.runtime import library as runtime
 from blockscale.specs import EpCombine, FusedMoe
@@ -239,23 +239,37 @@ def test_calls_in_a_row(monkeypatch, dispatch, combine):
             own.check()
 
 
-def test_too_many_tokens_end_the_call_on_all_ranks(monkeypatch):
+def step(own, *given):
+    """Dispatch by the class of both kinds of devices."""
+    return ExpertParallel._step(SimpleNamespace(_exchange=own), "dispatch", own.send, *given)
+
+
+@pytest.mark.parametrize("count", [MOST, MOST + 1])
+def test_a_rank_that_fails_ends_the_call_on_all(monkeypatch, count):
+    """Too many tokens, or no kernel; who is told by another rank does not take the blame."""
     ranks = Ranks(monkeypatch, 2)
     given = [rows_of(own) for own in kernels.routing(2, 2, 3)]
-    x = torch.zeros(MOST + 1, kernels.HIDDEN, dtype=torch.bfloat16)
+    x = torch.zeros(count, kernels.HIDDEN, dtype=torch.bfloat16)
+    ids = torch.zeros(count, 2, dtype=torch.int32)
+
+    def missing(which):
+        raise ValueError("no kernel; rank 1 has 4 tokens, but the bound is 3")
+
+    monkeypatch.setattr(ranks.ranks[1], "_kernel", missing)
 
     def send(r, own):
         if r == 0:
             return own.send(*given[r], MOST)
-        ids = torch.zeros(MOST + 1, 2, dtype=torch.int32)
         with pytest.raises(ValueError, match="rank 1 has 4 tokens, but the bound is 3"):
-            own.send(x, ids, ids.float(), MOST)
+            step(own, x, ids, ids.float(), MOST)
         return None
 
     ranks.all(send)
+    before = ranks.ranks[1].memory.own.clone()
     said = r"ExpertParallel.dispatch: rank 1 is why call 1 was given up .*\(seen by rank 0\)"
     with pytest.raises(RuntimeError, match=said):
-        ranks.ranks[0].send(*given[0], MOST)
+        step(ranks.ranks[0], *given[0], MOST)
+    assert before.equal(ranks.ranks[1].memory.own)
     assert ranks.ranks[1].state[STATE.index("failed")] == 1
 
 

@@ -36,6 +36,9 @@ class Sent(NamedTuple):
 
 E4M3_MAX = 448.0
 
+GONE = -1
+"""In place of the tokens of a rank: it has given up."""
+
 
 def coded(x: Tensor, row: CodedRow, a1_scale: Tensor | None) -> Tensor:
     """Return x [T, H] as coded rows [T, bytes]: the bytes that the kernels of GPUs make."""
@@ -56,13 +59,19 @@ def coded(x: Tensor, row: CodedRow, a1_scale: Tensor | None) -> Tensor:
 
 
 class Exchange:
-    """One rank's part: `send`, `bring_back`."""
+    """One rank's part: `send`, `bring_back`.
+
+    Attributes:
+        step: what this rank has come to last.
+        words: what is under way of a rank that has given up.
+    """
 
     def __init__(self, config: Config, rank: int, group: Any, timeout: float) -> None:
         self.config, self.rank, self.group = config, rank, group
         self.timeout = timedelta(seconds=timeout)
         self.owner = config.owner_table()
-        self.epoch = 0
+        self.epoch, self.step = 0, ""
+        self.words: list[Any] = []
 
     def send(
         self,
@@ -143,6 +152,7 @@ class Exchange:
 
     def _meet(self, step: str, tokens: int, bound: int) -> list[int]:
         """Return the tokens of each rank; RuntimeError names one that does not come in time."""
+        self.step = step
         own = torch.tensor([self.epoch, tokens, bound])
         cells = [own.clone() for _ in range(self.config.ranks)]
         others = [rank for rank in range(self.config.ranks) if rank != self.rank]
@@ -163,12 +173,28 @@ class Exchange:
                 "and start the group anew"
             ) from error
         for rank, cell in enumerate(cells):
+            if int(cell[1]) == GONE:
+                raise RuntimeError(
+                    f"{WHERE}.{step}: rank {rank} is why call {self.epoch} was given up (seen by "
+                    f"rank {self.rank}); see what it said, and start the group anew"
+                )
             if int(cell[2]) != bound:
                 raise ValueError(
                     f"{WHERE}.{step}: rank {rank} has bound={int(cell[2])}, but rank {self.rank} "
                     f"has {bound}; set the same on all ranks"
                 )
         return [int(cell[1]) for cell in cells]
+
+    def give_up(self, step: str) -> None:
+        """Let ranks that are to meet this one in ``step`` know that it does not come."""
+        if self.step == step:  # it has come, and they see for themselves
+            return
+        cell = torch.tensor([self.epoch, GONE, 0])
+        for rank in range(self.config.ranks):
+            if rank != self.rank:  # what they say is read, or they would wait until it is
+                self.words.append(dist.isend(cell, group=self.group, group_dst=rank))
+                unread = torch.empty_like(cell)
+                self.words.append(dist.irecv(unread, group=self.group, group_src=rank))
 
     def _swap_counts(self, counts: list[int]) -> list[int]:
         came = torch.empty(len(counts), dtype=torch.int64)

@@ -147,7 +147,6 @@ class Exchange:
         """Return rows that came and their ids [ranks * bound, k], as `landed`."""
         self.check()
         if len(x) > bound:
-            self.give_up("dispatch")
             raise ValueError(
                 f"{WHERE}.dispatch: rank {self.rank} has {len(x)} tokens, but the bound is "
                 f"{bound}; pass fewer at a time, or set a larger bound on all ranks"
@@ -206,7 +205,9 @@ class Exchange:
         return out
 
     def give_up(self, step: str) -> None:
-        """Let the other ranks know that this one does not come to ``step``."""
+        """Let the other ranks know that this one does not come to ``step``, unless they do."""
+        if self._status[STATUS.index("code")]:
+            return
         value = ABORTED << 32 | STEPS.index(step) << 16 | self.rank
         value -= 1 << 64  # as a signed number
         at, size = self.parts["cells"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from blockscale.ops import checks
+from blockscale.ops import call, checks
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.distributed import cpu, cuda
 from blockscale.ops.distributed.config import WHERE, Config, agree, owners_of
-from blockscale.ops.moe.layer import Options, run_slots
+from blockscale.ops.moe.layer import MODES, Options, check_call, check_output, run_slots
 from blockscale.ops.moe.weights import MoeWeights
 from blockscale.specs.exchange import symmetric_bytes
 from blockscale.specs.plans.coded import CodedRow
@@ -128,6 +130,7 @@ class ExpertParallel:
         self.local_experts = self.config.owners[self.rank]
         self._open = False
         self._failed: Exception | None = None
+        self._known: set[Any] = set()  # layers that were checked
         self._exchange: Any
         if self.device.type == "cuda":
             memory = cuda.symmetric_memory(self.config, group, self.device)
@@ -177,6 +180,12 @@ class ExpertParallel:
             RuntimeError: a rank did not come in time.  Every later call raises the same, as it
                 does what else a call has failed with after rows were sent.
         """
+        return self._send(self._rows(x, topk_ids, topk_weights, a1_scale), a1_scale)
+
+    def _rows(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, a1_scale: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is to be sent, after all checks of `dispatch`."""
         self._check_alive()
         if not self._plain(x, topk_ids, topk_weights):
             self._check_rows("dispatch", x, topk_ids, topk_weights)
@@ -188,9 +197,11 @@ class ExpertParallel:
             topk_ids = topk_ids.clamp(-1, self.config.experts).to(torch.int32)
         if a1_scale is not None:
             self._check_scale("dispatch", a1_scale, x)
+        return x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
+
+    def _send(self, rows: tuple[Tensor, Tensor, Tensor], a1_scale: Tensor | None) -> Dispatched:
         scale = None if a1_scale is None else a1_scale.reshape(1)
-        rows = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
-        landed, sent = self._step(self._exchange.send, *rows, self._bound, scale)
+        landed, sent = self._step("dispatch", self._exchange.send, *rows, self._bound, scale)
         self._open = True
         ids = sent.landed_ids if isinstance(sent, cpu.Sent) else sent
         kept = Kept(sent, *rows[1:], landed)
@@ -223,7 +234,7 @@ class ExpertParallel:
             )
         made = y.new_empty((len(ids), self.config.hidden)) if out is None else out
         result: Tensor = self._step(
-            self._exchange.bring_back, y.contiguous(), sent, ids, weights, made
+            "combine", self._exchange.bring_back, y.contiguous(), sent, ids, weights, made
         )
         self._open = False
         return result
@@ -242,16 +253,20 @@ class ExpertParallel:
 
         ``beside``: makes what is added, such as shared experts; on CUDA on a stream of its own.
         """
-        self._check_alive()
+        scale = options.a1_scale if self.config.act_fmt == "nvfp4" else None
+        rows = self._rows(hidden, topk_ids, topk_weights, scale)
         if weights.experts != len(self.local_experts):
             raise ValueError(
                 f"{WHERE}: the weights are of {weights.experts} experts, but rank {self.rank} has "
                 f"{len(self.local_experts)}; pass those of ep.local_experts"
             )
         self.check_act_fmt(WHERE, options.act_fmt)
+        self._check_layer(rows, weights, options)
+        if out is not None and not _is_output(out, hidden, hidden.shape):
+            check_output(out, hidden)
+            _check_grad(WHERE, "out", out)
         added = None if beside is None else self._aside(beside)
-        sent = self.config.act_fmt == "nvfp4"
-        came = self.dispatch(hidden, topk_ids, topk_weights, options.a1_scale if sent else None)
+        came = self._send(rows, scale)
         coded = None if self.config.row is None else self.dtype
         share = len(self.local_experts) / self.config.places
         made = self._results(came, weights, options, coded, share, out)
@@ -277,14 +292,36 @@ class ExpertParallel:
         _, own, factors, rows = came.kept
         given = rows, weights, came.topk_ids, options, coded, share
         if self.device.type == "cpu" or self.config.sums:
-            return self.combine(self._step(run_slots, *given), came, out)
+            return self.combine(self._step("combine", run_slots, *given), came, out)
         bound = len(rows) // self.config.ranks
-        self._step(run_slots, *given, self._exchange.addresses(bound))
+        self._step("combine", run_slots, *given, self._exchange.addresses(bound))
         if out is None:
             out = torch.empty((len(own), self.config.hidden), dtype=self.dtype, device=rows.device)
-        result: Tensor = self._step(self._exchange.collect, own, factors, bound, out)
+        result: Tensor = self._step("combine", self._exchange.collect, own, factors, bound, out)
         self._open = False
         return result
+
+    def _check_layer(
+        self, rows: tuple[Tensor, Tensor, Tensor], weights: MoeWeights, options: Options
+    ) -> None:
+        """Raise what the layer would, whose results other ranks wait for once rows were sent."""
+        hidden, ids, factors = rows
+        first, second = options[MODES:]
+        key = options[:MODES], first is None, second is None, weights.bias, weights.facts
+        try:
+            known = key in self._known and weights.device == hidden.device
+        except TypeError:  # an option that cannot be hashed is wrong, and the checks name it
+            known = False
+        if known and _is_scale(first, hidden) and _is_scale(second, hidden):
+            return
+        spec = check_call(hidden, weights, ids, factors, options)
+        for name, scale in (("a1_scale", first), ("a2_scale", second)):
+            if scale is not None:
+                _check_grad(WHERE, name, scale)
+        on_gpu = self.device.type == "cuda"
+        coded, sent = self.config.row is not None, on_gpu and not self.config.sums
+        replace(spec, slots=True, coded=coded, sent=sent)  # whose checks are its own
+        self._known.add(key)
 
     def check_act_fmt(self, where: str, act_fmt: str | None) -> None:
         """ValueError unless a layer with this ``act_fmt`` takes the rows that come."""
@@ -315,11 +352,14 @@ class ExpertParallel:
         if self._failed is not None:
             raise type(self._failed)(*self._failed.args)
 
-    def _step(self, function: Callable[..., Any], *given: Any) -> Any:
+    def _step(self, step: str, function: Callable[..., Any], *given: Any) -> Any:
+        """Return what a function returns on the way to what ranks wait for each other in."""
         try:
             return function(*given)
         except Exception as error:
             self._failed = error  # what has been sent cannot be taken back
+            with suppress(RuntimeError):  # there may be nobody left to be told
+                self._exchange.give_up(step)
             raise
 
     def _plain(self, x: Tensor, ids: Tensor, weights: Tensor) -> bool:
@@ -343,6 +383,7 @@ class ExpertParallel:
     def _check_scale(self, step: str, scale: Tensor, x: Tensor) -> None:
         where = f"{WHERE}.{step}"
         checks.one_element(where, "a1_scale", scale, "x", x)
+        _check_grad(where, "a1_scale", scale)
         if self.config.act_fmt != "nvfp4":
             raise ValueError(
                 f"{where}: a1_scale is given, but dispatch={self.config.dispatch!r} has no static "
@@ -365,6 +406,8 @@ class ExpertParallel:
                     f"{where}: {name} has shape {list(tensor.shape)}, but must have {shape}; pass "
                     "rows, ids and weights of the same tokens"
                 )
+        _check_grad(where, "x", x)
+        _check_grad(where, "topk_weights", weights)
         if x.device.type != self.device.type:
             raise ValueError(
                 f"{where}: x is on {x.device}, but the group is on {self.device}; pass "
@@ -380,6 +423,40 @@ def _codes(rows: Tensor, row: CodedRow, ids: Tensor, kept: Kept) -> Dispatched:
     return Dispatched(
         codes.view(torch.float8_e4m3fn), ids, kept, scales.view(torch.float32).squeeze(1)
     )
+
+
+def _is_scale(scale: Tensor | None, hidden: Tensor) -> bool:
+    """Return whether a static scale is what callers mostly pass, so that no check is needed."""
+    return scale is None or (
+        type(scale) in call.PLAIN
+        and scale.dtype == torch.float32
+        and scale.numel() == 1
+        and scale.device == hidden.device
+        and not scale.is_neg()
+        and not scale.requires_grad
+    )
+
+
+def _is_output(out: Tensor, read: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether an output is what callers mostly pass, apart from what is read."""
+    if type(out) is not Tensor or out.dtype != read.dtype or out.shape != shape:
+        return False
+    first, other = out.data_ptr(), read.data_ptr()
+    return (
+        out.is_contiguous()
+        and out.device == read.device
+        and not out.is_neg()
+        and not out.requires_grad
+        and (first + out.nbytes <= other or other + read.nbytes <= first)
+    )
+
+
+def _check_grad(where: str, name: str, value: Tensor) -> None:
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{where}: {name} requires grad, but kernels have no backward; call under "
+            f"torch.no_grad(), or pass {name}.detach()"
+        )
 
 
 def _device(given: str | torch.device | None, group: Any, alone: bool) -> torch.device:
