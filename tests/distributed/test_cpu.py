@@ -451,6 +451,65 @@ def test_calls_out_of_order():
     assert not c10d.is_initialized()
 
 
+def _views(count, numbers):
+    """Return a tensor [count, H], the beginning of numbers."""
+    return numbers.view(-1)[: count * HIDDEN].view(count, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("out", "match"),
+    [
+        (lambda y, came: torch.empty(2, HIDDEN, dtype=torch.bfloat16), "out has dtype bfloat16"),
+        (lambda y, came: torch.empty(3, HIDDEN), "out has shape"),
+        (lambda y, came: torch.empty(2 * HIDDEN), "out has shape"),
+        (lambda y, came: torch.empty(HIDDEN, 2).T, "must be contiguous"),
+        (lambda y, came: torch.empty(2, HIDDEN, requires_grad=True), "out requires grad"),
+        (lambda y, came: [0.0], "out is a list"),
+        (lambda y, came: _views(2, y), "out overlaps y"),
+        (lambda y, came: _views(2, came.kept.rows), "out overlaps dispatched.hidden"),
+    ],
+)
+@pytest.mark.parametrize("combine", ["slots", "sums"])
+def test_outputs_that_sums_do_not_fit(out, match, combine):
+    ep = alone(dtype=torch.float32, combine=combine)
+    came = ep.dispatch(*tokens(0, 0, 2, torch.float32))
+    y = torch.zeros(*came.topk_ids.shape, HIDDEN)
+    with pytest.raises((TypeError, ValueError), match=f"ExpertParallel.combine: .*{match}"):
+        ep.combine(y, came, out(y, came))
+    right = torch.full((2, HIDDEN), float("nan"))
+    assert ep.combine(y, came, right) is right
+    assert not right.any()
+
+
+@pytest.mark.parametrize("combine", ["slots", "sums"])
+def test_outputs_of_more_dimensions(combine):
+    """They are written as rows, as by the layer of one process."""
+    ep, weights = alone(dtype=torch.float32, combine=combine), prepared(layer(), range(EXPERTS))
+    x, ids, factors = tokens(1, 0, 2, torch.float32)
+    out, truth = torch.empty(2, 1, HIDDEN), bs.fused_moe(x, weights, ids, factors)
+    assert torch.equal(bs.fused_moe(x, weights, ids, factors, ep=ep, out=out), truth)
+    assert torch.equal(out.view_as(truth), truth)
+    came = ep.dispatch(x, ids, factors)
+    assert ep.combine(torch.zeros(2, TOP_K, HIDDEN), came, out).shape == (2, HIDDEN)
+    assert not out.any()
+
+
+def test_what_is_combined_is_of_the_last_dispatch():
+    ep, rows = alone(dtype=torch.float32), tokens(0, 0, 2, torch.float32)
+    old = ep.dispatch(*rows)
+    y = torch.zeros(*old.topk_ids.shape, HIDDEN)
+    ep.combine(y, old)
+    last = ep.dispatch(*rows)
+    for wrong in (old, last[:3], None):
+        with pytest.raises(ValueError, match="dispatched is of another dispatch, whose rows are"):
+            ep.combine(y, wrong)
+    with pytest.raises(TypeError, match="combine: y is a list"):
+        ep.combine([], last)
+    with pytest.raises(ValueError, match="combine: y requires grad"):
+        ep.combine(y.clone().requires_grad_(), last)
+    ep.combine(y, last)
+
+
 def test_the_layer_has_to_take_what_is_sent():
     """Rows as fp8 and a layer of 16 bits; a scale for rows that have none of the caller."""
     weights = prepared(layer(), range(EXPERTS))

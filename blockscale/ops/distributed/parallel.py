@@ -128,7 +128,7 @@ class ExpertParallel:
             agree(self.config, group)
         self._bound = max_tokens
         self.local_experts = self.config.owners[self.rank]
-        self._open = False
+        self._open: Dispatched | None = None
         self._failed: Exception | None = None
         self._known: set[Any] = set()  # layers that were checked
         self._exchange: Any
@@ -189,7 +189,7 @@ class ExpertParallel:
         self._check_alive()
         if not self._plain(x, topk_ids, topk_weights):
             self._check_rows("dispatch", x, topk_ids, topk_weights)
-        if self._open:
+        if self._open is not None:
             raise ValueError(
                 f"{WHERE}.dispatch: the last dispatch has had no combine; call combine() first"
             )
@@ -202,12 +202,12 @@ class ExpertParallel:
     def _send(self, rows: tuple[Tensor, Tensor, Tensor], a1_scale: Tensor | None) -> Dispatched:
         scale = None if a1_scale is None else a1_scale.reshape(1)
         landed, sent = self._step("dispatch", self._exchange.send, *rows, self._bound, scale)
-        self._open = True
         ids = sent.landed_ids if isinstance(sent, cpu.Sent) else sent
         kept = Kept(sent, *rows[1:], landed)
-        if self.config.row is None:
-            return Dispatched(landed, ids, kept)
-        return _codes(landed, self.config.row, ids, kept)
+        row = self.config.row
+        came = Dispatched(landed, ids, kept) if row is None else _codes(landed, row, ids, kept)
+        self._open = came
+        return came
 
     def combine(self, y: Tensor, dispatched: Dispatched, out: Tensor | None = None) -> Tensor:
         """Return [T, H]: the sum of the slots of each token, weighted, in float32, rounded once.
@@ -215,28 +215,30 @@ class ExpertParallel:
         Args:
             y: [n, k, H] the result of each slot of ``dispatched``, not weighted; where its id is
                 -1, anything.
-            dispatched: of the last `dispatch`.
-            out: output; None: allocated.
+            dispatched: what the last `dispatch` returned.
+            out: output, in memory of its own; None: allocated.
 
         Raises:
             ValueError, TypeError, RuntimeError: as `dispatch`.
         """
         self._check_alive()
-        if not self._open:
+        if self._open is None:
             raise ValueError(f"{WHERE}.combine: there is no open dispatch; call dispatch() first")
-        sent, ids, weights, _ = dispatched.kept
-        wanted = (*dispatched.topk_ids.shape, self.config.hidden)
-        if y.shape != wanted or y.dtype != self.dtype:
+        if dispatched is not self._open:
             raise ValueError(
-                f"{WHERE}.combine: y is {dtype_name(y.dtype)} {list(y.shape)}, but must be "
-                f"{dtype_name(self.dtype)} {list(wanted)}: the result of each slot of the rows "
-                "that came"
+                f"{WHERE}.combine: dispatched is of another dispatch, whose rows are gone; pass "
+                "what the last dispatch() returned"
             )
+        self._check_results(y, dispatched)
+        out = None if out is None else self._output(out, y, dispatched)
+        return self._bring_back(y.contiguous(), dispatched, out)
+
+    def _bring_back(self, y: Tensor, dispatched: Dispatched, out: Tensor | None) -> Tensor:
+        sent, ids, weights, _ = dispatched.kept
         made = y.new_empty((len(ids), self.config.hidden)) if out is None else out
-        result: Tensor = self._step(
-            "combine", self._exchange.bring_back, y.contiguous(), sent, ids, weights, made
-        )
-        self._open = False
+        given = y, sent, ids, weights, made
+        result: Tensor = self._step("combine", self._exchange.bring_back, *given)
+        self._open = None
         return result
 
     def run(
@@ -265,6 +267,7 @@ class ExpertParallel:
         if out is not None and not _is_output(out, hidden, hidden.shape):
             check_output(out, hidden)
             _check_grad(WHERE, "out", out)
+            out = out.view(hidden.shape)
         added = None if beside is None else self._aside(beside)
         came = self._send(rows, scale)
         coded = None if self.config.row is None else self.dtype
@@ -292,13 +295,13 @@ class ExpertParallel:
         _, own, factors, rows = came.kept
         given = rows, weights, came.topk_ids, options, coded, share
         if self.device.type == "cpu" or self.config.sums:
-            return self.combine(self._step("combine", run_slots, *given), came, out)
+            return self._bring_back(self._step("combine", run_slots, *given), came, out)
         bound = len(rows) // self.config.ranks
         self._step("combine", run_slots, *given, self._exchange.addresses(bound))
         if out is None:
             out = torch.empty((len(own), self.config.hidden), dtype=self.dtype, device=rows.device)
         result: Tensor = self._step("combine", self._exchange.collect, own, factors, bound, out)
-        self._open = False
+        self._open = None
         return result
 
     def _check_layer(
@@ -306,7 +309,7 @@ class ExpertParallel:
     ) -> None:
         """Raise what the layer would, whose results other ranks wait for once rows were sent."""
         hidden, ids, factors = rows
-        first, second = options[MODES:]
+        first, second = options.a1_scale, options.a2_scale
         key = options[:MODES], first is None, second is None, weights.bias, weights.facts
         try:
             known = key in self._known and weights.device == hidden.device
@@ -389,6 +392,29 @@ class ExpertParallel:
                 f"{where}: a1_scale is given, but dispatch={self.config.dispatch!r} has no static "
                 "scale; leave it out, or construct it with dispatch='nvfp4'"
             )
+
+    def _check_results(self, y: Tensor, dispatched: Dispatched) -> None:
+        where, kept = f"{WHERE}.combine", dispatched.kept
+        wanted = (*dispatched.topk_ids.shape, self.config.hidden)
+        if isinstance(y, Tensor) and (y.shape != wanted or y.dtype != self.dtype):
+            raise ValueError(
+                f"{where}: y is {dtype_name(y.dtype)} {list(y.shape)}, but must be "
+                f"{dtype_name(self.dtype)} {list(wanted)}: the result of each slot of the rows "
+                "that came"
+            )
+        if type(y) is not Tensor or y.device != kept.rows.device or y.is_neg() or y.requires_grad:
+            checks.beside(where, "y", y, (self.dtype,), "dispatched", kept.rows)
+            _check_grad(where, "y", y)
+
+    def _output(self, out: Tensor, y: Tensor, dispatched: Dispatched) -> Tensor:
+        """Return a caller's output as [T, H], after all checks."""
+        where, kept = f"{WHERE}.combine", dispatched.kept
+        shape = len(kept.topk_ids), self.config.hidden
+        checks.like(where, "out", out, (self.dtype,), "dispatched", kept.rows, shape, output=True)
+        checks.no_overlap(where, "out", out, "y", y)
+        checks.no_overlap(where, "out", out, "dispatched.hidden", kept.rows)
+        _check_grad(where, "out", out)
+        return out if out.shape == shape else out.view(shape)
 
     def _check_rows(self, step: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
         where, c = f"{WHERE}.{step}", self.config
