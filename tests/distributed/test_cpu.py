@@ -312,7 +312,13 @@ def alone(**values):
     ("values", "match"),
     [
         ({"hidden": 0}, "hidden=0 is not a positive integer"),
+        ({"hidden": 20}, "hidden=20 is not a multiple of 8, .* pad rows to 24"),
         ({"max_tokens": 70000}, "max_tokens=70000 is more than 65535"),
+        ({"experts": 128, "top_k": 65}, "top_k=65 is more than 64"),
+        ({"experts": 1025}, "experts=1025 is more than 1024"),
+        ({"timeout": float("nan")}, "timeout=nan, but must be a number"),
+        ({"timeout": float("inf")}, "timeout=inf is not from 0.001 to 1e[+]09 seconds"),
+        ({"timeout": 0}, "timeout=0 is not from 0.001"),
         ({"top_k": 9}, "top_k=9 is more than experts=8"),
         ({"dispatch": "bf8"}, "dispatch"),
         ({"combine": "rows"}, "combine"),
@@ -328,6 +334,19 @@ def alone(**values):
 )
 def test_bad_arguments(values, match):
     with pytest.raises(ValueError, match=match):
+        alone(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"timeout": "30"}, "timeout is a str"),
+        ({"dtype": torch.int8}, "dtype=torch.int8 has no kernels"),
+        ({"dtype": "bfloat16"}, "not a torch.dtype; pass torch.bfloat16"),
+    ],
+)
+def test_arguments_of_other_types(values, match):
+    with pytest.raises(TypeError, match=f"ExpertParallel: .*{match}"):
         alone(**values)
 
 

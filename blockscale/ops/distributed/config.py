@@ -10,9 +10,17 @@ import torch
 import torch.distributed as dist
 
 from blockscale.ops import checks
-from blockscale.specs.exchange import MAX_RANKS, MAX_TOKENS, OWNER_BITS, row_bytes
+from blockscale.specs.exchange import (
+    CHUNK_ELEMENTS,
+    MAX_RANKS,
+    MAX_TOKENS,
+    OWNER_BITS,
+    row_bytes,
+)
+from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.plans.coded import CODED_FORMATS, CodedRow
-from blockscale.specs.spec import check_positive
+from blockscale.specs.plans.launches import MAX_TOP_K
+from blockscale.specs.spec import check_multiple, check_positive
 
 WHERE = "ExpertParallel"
 
@@ -23,6 +31,17 @@ DISPATCHES = ("bf16", *CODED_FORMATS)
 COMBINES = ("slots", "sums")
 """What results come back as: "slots", that of each slot, which a token's rank adds up in the order
 of one rank; "sums", of each rank the sum of what it has of a token, rounded: fewer bytes."""
+
+LIMITS = {
+    "experts": MAX_EXPERTS,
+    "top_k": MAX_TOP_K,
+    "max_tokens": MAX_TOKENS,
+    "ranks": MAX_RANKS,
+}
+"""The most of each that kernels, cells and owner tables have room for."""
+
+SHORTEST, LONGEST = 1e-3, 1e9
+"""Seconds of a timeout: gloo counts milliseconds, the GPU's clock nanoseconds in 64 bits."""
 
 Owners = tuple[tuple[int, ...], ...]
 """The experts of each rank, in the order of its weights."""
@@ -48,9 +67,11 @@ class Config:
             check_positive(WHERE, name, getattr(self, name))
         checks.choice(WHERE, "dispatch", self.dispatch, DISPATCHES)
         checks.choice(WHERE, "combine", self.combine, COMBINES)
+        what = "the elements that a thread moves"
+        check_multiple(WHERE, "hidden", self.hidden, CHUNK_ELEMENTS, what, "pad rows to {}")
         if self.row is not None:
             self.row.check(WHERE)
-        for name, most in (("max_tokens", MAX_TOKENS), ("ranks", MAX_RANKS)):
+        for name, most in LIMITS.items():
             if getattr(self, name) > most:
                 raise ValueError(
                     f"{WHERE}: {name}={getattr(self, name)} is more than {most}; use fewer, or "
@@ -138,6 +159,17 @@ def owners_of(ranks: int, experts: int, owners: Sequence[Sequence[int]] | None) 
         )
     each = experts // ranks
     return tuple(tuple(range(r * each, (r + 1) * each)) for r in range(ranks))
+
+
+def checked_timeout(seconds: float) -> float:
+    """Return a timeout; ValueError or TypeError unless ranks can wait for so long."""
+    checks.number(WHERE, "timeout", seconds)
+    if not SHORTEST <= seconds <= LONGEST:
+        raise ValueError(
+            f"{WHERE}: timeout={seconds!r} is not from {SHORTEST:g} to {LONGEST:g} seconds; pass "
+            "the seconds that a rank waits for another"
+        )
+    return seconds
 
 
 def agree(config: Config, group: Any) -> None:

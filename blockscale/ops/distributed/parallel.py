@@ -13,7 +13,7 @@ import torch.distributed as dist
 from blockscale.ops import call, checks
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.distributed import cpu, cuda
-from blockscale.ops.distributed.config import WHERE, Config, agree, owners_of
+from blockscale.ops.distributed.config import WHERE, Config, agree, checked_timeout, owners_of
 from blockscale.ops.moe.layer import MODES, Options, check_call, check_output, run_slots
 from blockscale.ops.moe.weights import MoeWeights
 from blockscale.specs.exchange import symmetric_bytes
@@ -95,7 +95,7 @@ class ExpertParallel:
             group: None: the default group; if there is none, this process alone.
             experts: of the layer, on all ranks together.
             hidden: elements of a row, a multiple of 8.
-            top_k: experts of a token.
+            top_k: experts of a token, up to 64.
             max_tokens: of a rank, in one call.
             dispatch: what rows are sent as: "bf16", as they are; "fp8" or "nvfp4", codes and scales
                 of what `blockscale.fused_moe` with this ``act_fmt`` makes of them, at half or 28 %
@@ -118,6 +118,9 @@ class ExpertParallel:
         ranks = 1 if alone else dist.get_world_size(group)
         self.device = _device(device, group, alone)
         checks.choice(WHERE, "device", self.device.type, ("cpu", "cuda"))
+        dtypes = checks.ACTIVATIONS if self.device.type == "cpu" else checks.SIXTEEN_BIT
+        checks.activation(WHERE, "dtype", dtype, dtypes, "has no kernels")
+        timeout = checked_timeout(timeout)
         shares = owners_of(ranks, experts, owners)
         self.config = Config(
             *(ranks, experts, hidden, top_k, max_tokens, dispatch),
