@@ -263,6 +263,13 @@ def _failures(rank, ranks, how):
         None, 9, HIDDEN, TOP_K, MOST, timeout=SHORT, dtype=torch.float32
     )
     x, ids, factors = tokens(0, rank, 2, torch.float32)
+    if how.startswith("within"):  # after it has met the others
+        if rank == 2:
+            seconds = 2 * SHORT if how == "within, hangs" else 0
+            ep._exchange._swap = lambda *_: (time.sleep(seconds), os._exit(1))
+        said = _text(lambda: ep.dispatch(x, ids, factors))
+        time.sleep(SHORT)  # or who comes later blames this rank, which ends
+        return *said, _text(lambda: ep.dispatch(x, ids, factors))[0]
     came = ep.dispatch(x, ids, factors)
     y = torch.zeros(*came.topk_ids.shape, HIDDEN)
     if how == "tokens":
@@ -291,12 +298,14 @@ def _failures(rank, ranks, how):
         ("tokens", r"ValueError: ExpertParallel.dispatch: rank 1 has 7 tokens, but the bound is 6"),
         ("dies", r"RuntimeError: ExpertParallel.combine: rank 2 did not come to call 1 within 3 s"),
         ("hangs", r"RuntimeError: ExpertParallel.combine: rank 2 did not come to call 1 within 3"),
+        ("within, dies", r"ExpertParallel.dispatch: rank 2 did not come to call 1 within 3 s"),
+        ("within, hangs", r"ExpertParallel.dispatch: rank 2 did not come to call 1 within 3 s"),
         ("bound", r"ValueError: ExpertParallel.dispatch: rank \d has bound="),
     ],
 )
 def test_failures_name_rank_and_step(how, names, tmp_path):
-    found = group.run(3, tmp_path, _failures, how, silent=int(how == "dies"))
-    for rank in {0, 1, 2} - ({2} if how in ("dies", "hangs") else set()):
+    found = group.run(3, tmp_path, _failures, how, silent=int("within" in how or how == "dies"))
+    for rank in {0, 1, 2} - ({2} if "dies" in how or "hangs" in how else set()):
         said, seconds, later = found[rank]
         assert seconds < 3 * SHORT
         assert re.search(names, said), said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -70,6 +71,7 @@ class Exchange:
         self.config, self.rank, self.group = config, rank, group
         self.timeout = timedelta(seconds=timeout)
         self.owner = config.owner_table()
+        self.others = [r for r in range(config.ranks) if r != rank]
         self.epoch, self.step = 0, ""
         self.words: list[Any] = []
 
@@ -154,24 +156,8 @@ class Exchange:
         """Return the tokens of each rank; RuntimeError names one that does not come in time."""
         self.step = step
         own = torch.tensor([self.epoch, tokens, bound])
-        cells = [own.clone() for _ in range(self.config.ranks)]
-        others = [rank for rank in range(self.config.ranks) if rank != self.rank]
-        blamed = others[0] if others else self.rank
-        try:
-            sends = [dist.isend(own, group=self.group, group_dst=rank) for rank in others]
-            waits = [dist.irecv(cells[r], group=self.group, group_src=r) for r in others]
-            for blamed, work in zip(others, waits, strict=True):  # noqa: B007 - kept for the error
-                if work is not None:
-                    work.wait(self.timeout)
-            for blamed, work in zip(others, sends, strict=True):  # noqa: B007
-                if work is not None:
-                    work.wait(self.timeout)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"{WHERE}.{step}: rank {blamed} did not come to call {self.epoch} within "
-                f"{self.timeout.total_seconds():g} s (seen by rank {self.rank}); see what it said, "
-                "and start the group anew"
-            ) from error
+        cells = [torch.empty_like(own) for _ in range(self.config.ranks)]
+        self._trade([own] * self.config.ranks, cells)
         for rank, cell in enumerate(cells):
             if int(cell[1]) == GONE:
                 raise RuntimeError(
@@ -190,28 +176,46 @@ class Exchange:
         if self.step == step:  # it has come, and they see for themselves
             return
         cell = torch.tensor([self.epoch, GONE, 0])
-        for rank in range(self.config.ranks):
-            if rank != self.rank:  # what they say is read, or they would wait until it is
-                self.words.append(dist.isend(cell, group=self.group, group_dst=rank))
-                unread = torch.empty_like(cell)
-                self.words.append(dist.irecv(unread, group=self.group, group_src=rank))
+        for rank in self.others:  # what they say is read, or they would wait until it is
+            self.words.append(dist.isend(cell, group=self.group, group_dst=rank))
+            unread = torch.empty_like(cell)
+            self.words.append(dist.irecv(unread, group=self.group, group_src=rank))
 
     def _swap_counts(self, counts: list[int]) -> list[int]:
         came = torch.empty(len(counts), dtype=torch.int64)
-        self._all_to_all(came, torch.tensor(counts), None, None)
+        self._trade(torch.tensor(counts).split(1), came.split(1))
         return [int(count) for count in came]
 
     def _swap(self, rows: Tensor, counts: list[int], came: list[int]) -> Tensor:
         """Return the rows that other ranks have for this one, by rank."""
         flat = rows.contiguous().view(torch.uint8)
         landed = flat.new_empty((sum(came), *flat.shape[1:]))
-        self._all_to_all(landed, flat, came, counts)
+        self._trade(flat.split(counts), landed.split(came))
         return landed.view(rows.dtype)
 
-    def _all_to_all(
-        self, out: Tensor, given: Tensor, came: list[int] | None, counts: list[int] | None
-    ) -> None:
-        if self.config.ranks == 1:
-            out.copy_(given)
-        else:
-            dist.all_to_all_single(out, given, came, counts, group=self.group)
+    def _trade(self, given: Sequence[Tensor], landed: Sequence[Tensor]) -> None:
+        """Send each rank what is given, and fill what lands from it, whose size is known.
+
+        RuntimeError names a rank that does not come in time, or whose process ends.
+        """
+        landed[self.rank].copy_(given[self.rank])
+        blamed = self.rank
+        sends, waits = [], []
+        try:
+            for blamed in self.others:
+                if given[blamed].numel():
+                    work = dist.isend(given[blamed], group=self.group, group_dst=blamed)
+                    sends.append((blamed, work))
+            for blamed in self.others:
+                if landed[blamed].numel():
+                    work = dist.irecv(landed[blamed], group=self.group, group_src=blamed)
+                    waits.append((blamed, work))
+            for blamed, work in waits + sends:  # noqa: B007 - kept for the error
+                if work is not None:
+                    work.wait(self.timeout)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{WHERE}.{self.step}: rank {blamed} did not come to call {self.epoch} within "
+                f"{self.timeout.total_seconds():g} s (seen by rank {self.rank}); see what it said, "
+                "and start the group anew"
+            ) from error
