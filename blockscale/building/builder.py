@@ -200,7 +200,8 @@ def _report_misses(specs: Sequence[Spec], levels: Mapping[str, Any], where: str)
             buckets = functions[spec.name]["buckets"]
             own = [bucket for bucket in buckets if bucket.get("arch", level) == level]
             tags = [workload.tag for workload in catalog.workloads(spec, level)]
-            known += [(tag, b["tuned"]) for tag, b in zip(tags, own, strict=True)]
+            end = f" ({level})" if len(levels) > 1 else ""
+            known += [(tag + end, b["tuned"]) for tag, b in zip(tags, own, strict=True)]
     missed = [tag for tag, tuned in known if not tuned]
     if missed:
         listed = ", ".join(missed[:4]) + (", ..." if len(missed) > 4 else "")

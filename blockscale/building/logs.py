@@ -209,6 +209,7 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
     if folder is None:
         yield Problem(str(path), "has a meta.json but no database; tune again")
         return
+    begun = not (path / records.PACKED_WORKLOADS).exists()  # a tuner may go on in a work folder
     used: set[str] = set()
     owners: dict[str, str] = {}
     for tag, entry in meta["workloads"].items():
@@ -227,8 +228,9 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
         if workload.tag != tag:
             yield Problem(f"{path / records.META}", f"'{tag}' describes {workload.tag}")
         hits = folder.of(mod)
-        if not hits:
-            why = "it has none" if workload_digest(mod) in folder.digests else "its IR has changed"
+        known = workload_digest(mod) in folder.digests
+        if not hits and not (known and begun):
+            why = "it has none" if known else "its IR has changed"
             yield Problem(f"{path}", f"no record hits '{tag}': {why}; tune it again")
         for record in hits:
             yield from _check_record(folder, record, workload, level, mod, target)

@@ -206,7 +206,7 @@ class Store:
         return records.read(self.folder)
 
     def _set_aside(self) -> None:
-        """Move the records that no longer apply to another file."""
+        """Move the records that no longer apply to another file; those that failed stay."""
         from blockscale.building.space import replays
 
         path = self.folder / records.RECORDS
@@ -214,7 +214,7 @@ class Store:
         kept, unfit = "", ""
         for record in self._known:
             line = record.to_line(record.workload) + "\n"
-            if replays(mods[record.workload], record.trace):
+            if math.isinf(record.us) or replays(mods[record.workload], record.trace):
                 kept += line
             else:
                 unfit += line
@@ -255,7 +255,7 @@ class Store:
         best = min(
             (r for r in self._known if r.workload == number), key=lambda r: r.us, default=None
         )
-        if best is not None and not replays(mod, best.trace):
+        if best is not None and not math.isinf(best.us) and not replays(mod, best.trace):
             self._set_aside()
         own = (r for r in self._known if r.workload == number)
         return entry, [r for r in own if r.model == self.model]
@@ -283,14 +283,23 @@ class Store:
     def append(
         self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]
     ) -> None:
-        """Add one finished trial to the database and ``line`` to the history."""
+        """Add one finished trial to the database and ``line`` to the history.
+
+        ``trace`` is TVM's, or JSON: of a candidate that failed, which to apply may crash or hang.
+        """
         from tvm.s_tir.meta_schedule.database import TuningRecord
 
+        from blockscale.building.space import new_schedule
+
+        applied = new_schedule(entry.mod).trace if isinstance(trace, list) else trace
         arguments = argument_infos(entry.mod)
         times = list(run_secs) or [records.FAILED_S]
-        self.database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
-        saved = self._records.save()
-        assert saved, "TVM has written the record"
+        self.database.commit_tuning_record(TuningRecord(applied, entry, times, target, arguments))
+        data = self._records.take()
+        if isinstance(trace, list):
+            number, (_, *rest) = json.loads(data)
+            data = json.dumps([number, [trace, *rest]]).encode() + b"\n"
+        _append(self.folder / records.RECORDS, data)
         self.note(line)
 
     def note(self, line: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -
     if not spec.tiled:
         raise TypeError(
             f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
-            "build the spec with layout='tiles64', or for a CPU level"
+            f"build {replace(spec, layout='tiles64').name}, or for a CPU level"
         )
     by_bytes = multiplies_bytes(spec, bucket.rows, GPU_TARGETS[level])
     return linear_tiles(spec, rows, by_bytes=by_bytes)

@@ -135,10 +135,8 @@ class Session:
         }
         if task.model is not None:
             line["model"] = task.model
-        if applied is None:
-            task.append_unapplied(trial, line)
-        else:
-            task.store.append(task.entry, applied.trace, times, task.target, line)
+        trace = trial.trace if applied is None else applied.trace
+        task.store.append(task.entry, trace, times, task.target, line)
         self.history.append(line)
         try:
             self.report(task, line)

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tvm.s_tir.meta_schedule.database import TuningRecord
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
-from blockscale.base import files
 from blockscale.base.targets import is_gpu
-from blockscale.building.records import FAILED_S, RECORDS, read_workloads, trace_key
-from blockscale.building.space import new_schedule, plain, replay, trace_json
+from blockscale.building.records import trace_key
+from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
 from blockscale.tuning import moe
 from blockscale.tuning.worker import (
@@ -244,17 +242,6 @@ class Task:
         if trial.kind == "default":
             self.ended = True
             self.say(f"{self.tag}: not tuned, since scheduling failed ({error})")
-
-    def append_unapplied(self, trial: Trial, line: dict[str, Any]) -> None:
-        """Write a failed trial down as it was proposed: to apply it may crash or hang."""
-        blank = new_schedule(self.mod).trace
-        told = [FAILED_S], self.target, argument_infos(self.mod)
-        _, *rest = plain(TuningRecord(blank, self.entry, *told).as_json())
-        digests = [digest for digest, _ in read_workloads(self.store.folder)]
-        number = digests.index(str(self.entry.as_json()[0]))
-        text = json.dumps([number, [trial.trace, *rest]]) + "\n"
-        files.append(self.store.folder / RECORDS, text.encode())
-        self.store.note(line)
 
     def finish(self, trial: Trial, us: float, error: str | None) -> None:
         """Take over the result of ``trial`` (infinite: it failed)."""

@@ -394,8 +394,7 @@ def test_an_op_that_was_opened_but_never_measured(tmp_path):
     Store(folder(tmp_path), print).open(WORKLOAD, LEVEL)
     assert logs.find(WORKLOAD, LEVEL, [tmp_path]) is None
     assert commit(tmp_path, tmp_path / "logs") == {}
-    [problem] = logs.check([tmp_path], from_meta)
-    assert "it has none; tune it again" in problem.what
+    assert logs.check([tmp_path], from_meta) == []
     assert Store(folder(tmp_path), print).open(WORKLOAD, LEVEL)[1] == []
 
 

@@ -141,13 +141,16 @@ class Step:
         return sum(out.nbytes for out in self.outputs.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The files of a conversion; ``digest`` is equal for equal plans of equal sources."""
 
     options: Options
     shards: tuple[tuple[Step, ...], ...]
     digest: str
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.digest[:12]}: {len(self.steps)} weights, {len(self.shards)} files>"
 
     @property
     def names(self) -> list[str]:

@@ -6,6 +6,7 @@ The GEMMs are derived from their schedules (`lower.warp`); each distinct one is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tvm.tirx import PrimFunc
@@ -130,7 +131,7 @@ def check_layout(spec: FusedMoe) -> None:
     if not spec.tiled:
         raise TypeError(
             f"{spec.name}: weights are in layout {spec.layout!r}, which GPU kernels do not read; "
-            "build the spec with layout='tiles64', or for a CPU level"
+            f"build {replace(spec, layout='tiles64').name}, or for a CPU level"
         )
 
 
