@@ -398,6 +398,12 @@ def test_an_op_that_was_opened_but_never_measured(tmp_path):
     assert Store(folder(tmp_path), print).open(WORKLOAD, LEVEL)[1] == []
 
 
+def test_check_reports_a_committed_workload_without_a_record(committed):
+    path = folder(committed) / records.RECORDS
+    path.write_text("")
+    assert any("it has none; tune it again" in p.what for p in logs.check([committed], from_meta))
+
+
 def during_a_read(monkeypatch, happens):
     """Let something happen once, between the reads of two files."""
     read = records._read
