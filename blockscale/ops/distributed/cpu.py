@@ -200,17 +200,21 @@ class Exchange:
         """
         landed[self.rank].copy_(given[self.rank])
         blamed = self.rank
-        sends, waits = [], []
+        ended, sends, waits = [], [], []
+        for rank in self.others:  # those behind one that has ended get what they wait for
+            try:
+                if given[rank].numel():
+                    work = dist.isend(given[rank], group=self.group, group_dst=rank)
+                    sends.append((rank, work))
+                if landed[rank].numel():
+                    work = dist.irecv(landed[rank], group=self.group, group_src=rank)
+                    waits.append((rank, work))
+            except RuntimeError as error:
+                ended.append((rank, error))
         try:
-            for blamed in self.others:
-                if given[blamed].numel():
-                    work = dist.isend(given[blamed], group=self.group, group_dst=blamed)
-                    sends.append((blamed, work))
-            for blamed in self.others:
-                if landed[blamed].numel():
-                    work = dist.irecv(landed[blamed], group=self.group, group_src=blamed)
-                    waits.append((blamed, work))
-            for blamed, work in waits + sends:  # noqa: B007 - kept for the error
+            for blamed, why in ended:  # noqa: B007 - kept for the error
+                raise why
+            for blamed, work in waits + sends:  # noqa: B007
                 if work is not None:
                     work.wait(self.timeout)
         except RuntimeError as error:
