@@ -65,13 +65,23 @@ def main() -> None:
 
 
 def _fail(sentence: str, arguments: list[str], ctx: click.Context | None = None) -> None:
-    if "--json" in arguments:
+    if "--json" in arguments and not _takes_a_path(arguments):
         print_json({"error": sentence})
     else:
         echo(f"blockscale: {sentence}", err=True)
         if ctx is not None:
             echo(f"Try '{ctx.command_path} --help'.", err=True)
     raise SystemExit(2)
+
+
+def _takes_a_path(arguments: list[str]) -> bool:
+    """Return whether --json of the command that is called names a file."""
+    command: click.Command = cli
+    for word in arguments:
+        if isinstance(command, click.Group):
+            command = command.commands.get(word, command)
+    options = (each for each in command.params if isinstance(each, click.Option))
+    return any("--json" in each.opts and not each.is_flag for each in options)
 
 
 def _sentence(error: BaseException) -> str:

@@ -98,6 +98,8 @@ def emulate(
     for out in (timeline, json_path):
         if out is not None and not out.resolve().parent.is_dir():
             raise click.UsageError(f"{out}: there is no folder {out.parent}; make it first")
+    if window is not None and timeline is None:
+        raise click.UsageError("--window is of the picture that --timeline draws; give both")
     from blockscale.emulator.case import Case
 
     case = Case.load(case_path)
@@ -116,7 +118,9 @@ def _run_all(
     case: Case, kernel: Path, seeds: Iterable[int], max_instructions: int | None
 ) -> tuple[_Run, list[dict[str, Any]]]:
     """Return the run to show (the first that fails, or the first), and all of them as JSON."""
-    ptx = kernel.read_text(encoding="utf-8")
+    from blockscale.emulator.case import read_ptx
+
+    ptx = read_ptx(kernel)
     shown: _Run | None = None
     found = []
     for seed in seeds:

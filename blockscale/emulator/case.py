@@ -48,6 +48,22 @@ class CaseError(ValueError):
     """A case.json that cannot be used."""
 
 
+def read_ptx(path: Path) -> str:
+    """Return the PTX text in a file; CaseError says why there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CaseError(
+            f"{path}: {error.strerror}; the PTX of a case is kernel.ptx beside it, or the file "
+            "that you name"
+        ) from None
+    except UnicodeDecodeError:
+        raise CaseError(
+            f"{path}: holds no text, but PTX is text; name the kernel's .ptx file, as nvcc --ptx "
+            "writes it"
+        ) from None
+
+
 @dataclass
 class Case:
     """One launch and what must come out of it."""
@@ -139,14 +155,7 @@ class Case:
     def _text(self, ptx: str | Path | None) -> str:
         if isinstance(ptx, str) and "\n" in ptx:
             return ptx
-        path = self.ptx if ptx is None else Path(ptx)
-        try:
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise CaseError(
-                f"{path}: {error.strerror}; the PTX of a case is kernel.ptx beside it, or the file "
-                "that you name"
-            ) from None
+        return read_ptx(self.ptx if ptx is None else Path(ptx))
 
     def output_file(self, where: str, output: Mapping[str, Any]) -> str:
         """Return the name of the buffer that an output looks at."""

@@ -119,6 +119,7 @@ def test_command_of_a_kernel_that_breaks_a_rule(machine, path, monkeypatch, caps
     [
         (["--seed", "1", "--seeds", "2"], "--seed and --seeds exclude each other"),
         (["--seeds", "0"], "0 is not in the range x>=1"),
+        (["--window", "0", "5"], "--window is of the picture that --timeline draws; give both"),
         (["--timeline", "t.pdf"], "--timeline t.pdf: a picture ends in .svg or .png"),
         (["--json", "nowhere/out.json"], "there is no folder nowhere; make it first"),
     ],
@@ -129,6 +130,17 @@ def test_bad_usage(machine, path, monkeypatch, capsys, options, sentence):
     assert code == 2
     assert sentence in out + err
     assert not machine.calls
+
+
+def test_errors_are_a_line_where_json_is_a_file(path, tmp_path, monkeypatch, capsys):
+    library, out_json = tmp_path / "kernels.so", tmp_path / "out.json"
+    library.write_bytes(b"\x7fELF\xff\xfe")
+    code, out, err = call(monkeypatch, capsys, library, "--case", path, "--json", out_json)
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        f"blockscale: {library}: holds no text, but PTX is text; name the kernel's .ptx"
+    )
+    assert not out_json.exists()
 
 
 def test_bad_case_on_the_command_line(machine, path, monkeypatch, capsys):
