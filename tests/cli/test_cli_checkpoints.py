@@ -223,6 +223,20 @@ def test_convert_tells_what_it_did(monkeypatch, capsys, tmp_path):
     assert "--shard-mib" in err
 
 
+def test_convert_refuses_to_keep_what_is_not_there(monkeypatch, capsys, tmp_path):
+    """Else it would be quantised."""
+    layers = [f"model.layers.{n}.mlp.{leaf}_proj.weight" for n in (0, 1) for leaf in ("up", "down")]
+    source = files.folder(tmp_path / "in", dict.fromkeys(layers, np.ones((16, 32), files.BF16)))
+    arguments = ["convert", str(source), "-o", str(tmp_path / "out"), "--keep"]
+    code, out, err = call(monkeypatch, capsys, *arguments, "*.1.*", "--keep", "layers.0.mlp.up*")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "has no weight that keep='layers.0.mlp.up*' matches; write a pattern of whole na" in err
+    assert "the nearest are model.layers.*.mlp.up_proj.weight, model.layers.*.mlp.down" in err
+    assert not (tmp_path / "out").exists()
+    code, out, _ = call(monkeypatch, capsys, *arguments, "*.1.*")
+    assert (code, "2 weights quantised to nvfp4, 0 re-packed, 2 copied" in out) == (0, True)
+
+
 def test_convert_for_a_target(monkeypatch, capsys, tmp_path):
     """The layout is what the target's kernels read, and what is said; bad options are status 2."""
     arguments = ["convert", str(MODELOPT), "-o", str(tmp_path / "out"), "--target", "sm_90a"]

@@ -8,6 +8,7 @@ tensor) get X, X_weight_scale, …, with K last.  What is in a layout has names 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -44,6 +45,9 @@ TARGETS = {
 }
 """Layouts that have a meaning on a target; the first is the one that our kernels read there."""
 _ANY = Kernel()
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+_NEAREST = 3
+"""Names that an error lists."""
 _FORMAT_VERSION = 3
 """Goes up when the bytes change that the same checkpoint is converted to."""
 _SHARED = re.compile(
@@ -207,6 +211,7 @@ class _Planner:
                 f"{ckpt.path}: {laid.name} is in layout {laid.layout!r} already; convert the "
                 "checkpoint that this one was made of"
             )
+        self._check_keep()
         self.bundles = bundles(entries, ckpt.facts)
         self.stacked = {e.name: e for b in self.bundles.values() for e in b.entries}
         self.done = any(entry.fmt in CODES for entry in entries)
@@ -220,6 +225,17 @@ class _Planner:
             if self.actions[entry.name] == "quantize":
                 found = self.stacked.get(entry.name, entry)
                 self.shared.setdefault(_shared(entry.name), []).append(found)
+
+    def _check_keep(self) -> None:
+        """Refuse patterns that match no weight: what they were to keep would be quantised."""
+        for rule in self.options.keep:
+            if not any(fnmatchcase(name, rule) for name in self.ckpt.entries):
+                names = {_NUMBER.sub(".*", name) for name in self.ckpt.entries}  # of all layers
+                nearest = difflib.get_close_matches(_NUMBER.sub(".*", rule), names, _NEAREST, 0.0)
+                raise CheckpointError(
+                    f"{self.ckpt.path} has no weight that keep={rule!r} matches; write a pattern "
+                    f"of whole names, of which the nearest are {', '.join(nearest)}"
+                )
 
     def steps(self) -> list[Step]:
         """Return a step for each weight, in the order of the checkpoint."""
