@@ -55,6 +55,7 @@ def build(
         LogError: a log is damaged.
         LinkError: the C compiler is missing or fails.
         CompileError: the CUDA compiler is missing or fails.
+        OSError: ``out`` cannot be written: this is checked first.
     """
     levels = [level or host.level()] if level is None or isinstance(level, str) else [*level]
     kinds = {targets.kind(name) for name in levels}
@@ -64,6 +65,7 @@ def build(
             "for GPU architectures; build one library for each"
         )
     wanted = _resolve(specs)
+    export.check_folder(Path(out))
     dirs = [committed_logs()] if logs_dirs is None else list(logs_dirs)
     if kinds == {"cuda"}:
         return _build_cuda(wanted, [*dict.fromkeys(levels)], Path(out), dirs, dict(meta or {}), ptx)

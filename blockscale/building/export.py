@@ -6,6 +6,7 @@ that ``import tvm_ffi`` has loaded; threads come from the OpenMP library of the 
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -80,15 +81,24 @@ def write_library(
 
 
 def check_folder(out: Path) -> None:
-    """Check that the folder of ``out`` exists.
+    """Check that ``out`` can be written into its folder.
 
     Raises:
-        FileNotFoundError: it does not.
+        FileNotFoundError: there is no such folder.
+        IsADirectoryError: ``out`` is a folder itself.
+        PermissionError: nothing may be written there.
     """
     if not out.parent.is_dir():
         raise FileNotFoundError(
             f"write_library: {out.parent} is not a folder, so {out.name} cannot be written there; "
             "create it first"
+        )
+    if out.is_dir():
+        raise IsADirectoryError(f"write_library: {out} is a folder; name a file in it")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"write_library: {out.parent} is not writable, so {out.name} cannot be written there; "
+            "choose another folder"
         )
 
 

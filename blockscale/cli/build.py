@@ -93,6 +93,8 @@ def build(
         raise click.UsageError("Missing argument 'NAMES...', or --checkpoint.")
     if dtype and checkpoint is None:
         raise click.UsageError("--dtype is for --checkpoint; NAMES say theirs")
+    if ptx and not chosen:
+        raise click.UsageError("--ptx is for GPUs; name their architecture with --target")
     wanted = specs_of(names)
     if checkpoint is not None:
         known = {spec.name for spec in wanted}
