@@ -21,6 +21,7 @@ from blockscale.cli.common import (
     print_json,
     specs_of,
 )
+from blockscale.tuning import LEAST_S
 
 if TYPE_CHECKING:
     from blockscale.tuning.tuner import TuneResult
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @NAMES
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1),
+    type=click.FloatRange(min=LEAST_S),
     default=60.0,
     show_default=True,
     help="Time for everything, compiling included.",
@@ -190,8 +191,13 @@ def _print_tuned(
         table.add_column(name, justify="left" if name == "workload" else "right", overflow="fold")
     for tag, best in result.best.items():
         default = result.default[tag]
-        ratio = f"{default / best:.2f}x" if best < float("inf") else "-"
-        table.add_row(tag, f"{default:.1f}", f"{best:.1f}", ratio, str(result.failed[tag]))
+        ratio = f"{default / best:.2f}x" if isfinite(default) and isfinite(best) else "-"
+        table.add_row(tag, _us(default), _us(best), ratio, str(result.failed[tag]))
     console().print(table)
     if logs_dir is not None:
         echo(f"committed {counted(len(improved), 'improved workload')} to {logs_dir}")
+
+
+def _us(value: float) -> str:
+    """Return microseconds; "-" where nothing was measured."""
+    return f"{value:.1f}" if isfinite(value) else "-"

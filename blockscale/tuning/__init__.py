@@ -12,6 +12,9 @@ from blockscale.specs import Spec
 if TYPE_CHECKING:
     from blockscale.tuning.tuner import TuneResult
 
+LEAST_S = 0.1
+"""Seconds of the shortest session."""
+
 
 def tune(
     specs: Sequence[Spec | str],
@@ -35,8 +38,12 @@ def tune(
             was killed; give it to `build` as one of its ``logs``.
         progress: show a progress bar.
 
+    ``result.best`` and ``result.default`` have all workloads: one of which nothing was measured, or
+    nothing that worked, takes ``math.inf`` microseconds.
+
     Raises:
-        ValueError: an unknown name or target, or one that this machine does not have.
+        ValueError: an unknown name or target, one that this machine does not have, or seconds below
+            0.1.
         RuntimeError: the compiler is not installed.
     """
     try:

@@ -61,4 +61,6 @@ class Display:
 
 
 def _us(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
     return f"{value:.1f}" if value < 1000 else f"{value:.0f}"

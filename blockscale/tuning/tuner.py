@@ -31,6 +31,7 @@ from blockscale.building.records import LogError, sentence
 from blockscale.building.space import replay
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
+from blockscale.tuning import LEAST_S
 from blockscale.tuning.components.builder import WorkerBuilder
 from blockscale.tuning.components.features import cost_model as make_model
 from blockscale.tuning.components.pool import Job, Worker, Workers
@@ -70,8 +71,9 @@ class TuneResult:
     ``history`` has one dict per trial of this session: workload, trial, elapsed_s, us (infinite
     when it failed), best_us, failed, kind ("default", "recheck", "committed",
     "search"), error, date.
-    ``best`` and ``default`` are microseconds by workload and ``failed`` numbers of trials, over all
-    sessions in the work folder; ``trials`` is how many this session made.  ``illegal`` counts the
+    ``best`` and ``default`` are microseconds by workload (infinite: nothing was measured that
+    worked) and ``failed`` numbers of trials, over all sessions in the work folder; ``trials`` is
+    how many this session made.  ``illegal`` counts the
     points of each space that TensorIR refused to schedule in this session: they cost nothing and
     are no trials.  ``model`` names the model that all times come from, where no GPU measured them.
     """
@@ -132,7 +134,8 @@ def tune(
             have registered there under ``key`` measure, and not this machine.
 
     Raises:
-        ValueError: an unknown name, a level that this machine lacks, a damaged log or work folder.
+        ValueError: an unknown name, a level that this machine lacks, a damaged log or work folder,
+            seconds below 0.1, a key without a tracker.
         RuntimeError: another process is tuning in ``work_dir``, the machine has no such GPU, or no
             server is left.
         Interrupted: Ctrl-C.
@@ -140,6 +143,15 @@ def tune(
     level = _checked_level(target, tracker)
     if seconds is None and trials is None:
         raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
+    if seconds is not None and not seconds >= LEAST_S:  # nor NaN
+        raise ValueError(
+            f"tune: seconds={seconds} is no time to measure in; give {LEAST_S} or more, or None"
+        )
+    if key is not None and tracker is None:
+        raise ValueError(
+            f"tune: key={key!r} names servers of a tracker, and there is none; give its address as "
+            "tracker, or leave key out"
+        )
     ends, most, each = (math.inf if n is None else n for n in (seconds, trials, trials_each))
     started = time.monotonic()
     deadline = started + ends
@@ -170,7 +182,8 @@ def tune(
                 progress(line)
 
         session = Session(crew, site, report, started, most, each, timeouts)
-        for task in _opened(chosen, level, work_dir, seed_logs, site.model, crew):
+        unfit: dict[tuple[str, str], list[str]] = {}
+        for task in _opened(chosen, level, work_dir, seed_logs, site.model, crew, unfit):
             session.tasks.append(task)
             if crew.over() or time.monotonic() >= deadline:
                 break
@@ -180,6 +193,8 @@ def tune(
                 f"tune: level={level!r}: the time was over before what measures was ready; give it "
                 "60 s"
             )
+        if crew.failure is None:
+            _say_unfit(unfit, display.say)
         crew.until = deadline + (_GRACE_S if site.exclusive else 0.0)
         if site.model is not None:
             display.say(_MODELLED.format(level=level, model=site.model))
@@ -297,10 +312,12 @@ def _opened(
     seed_logs: Sequence[Path | str],
     model: str | None,
     crew: Workers,
+    unfit: dict[tuple[str, str], list[str]],
 ) -> Iterator[Task]:
     """Yield the tasks of ``chosen``, with what earlier sessions and logs know of them.
 
-    Their modules are made by the crew.
+    Their modules are made by the crew.  An op that fails must not end the others' session:
+    ``unfit`` gets the tags of what has no task, by kernel and reason.
     """
     from blockscale.building import logs
 
@@ -311,8 +328,8 @@ def _opened(
         if not crew.wait(job.done):
             return
         assert job.answer is not None
-        if job.answer.error is not None:  # an op that fails must not end the others' session
-            say(f"{workload.tag}: not tuned, since scheduling failed ({job.answer.error})")
+        if job.answer.error is not None:
+            unfit.setdefault((workload.spec.name, job.answer.error), []).append(workload.tag)
             continue
         try:
             if workload.op not in stores:
@@ -324,4 +341,11 @@ def _opened(
         except LogError:
             raise
         except Exception as error:
-            say(f"{workload.tag}: not tuned, since scheduling failed ({sentence(error)})")
+            unfit.setdefault((workload.spec.name, sentence(error)), []).append(workload.tag)
+
+
+def _say_unfit(unfit: dict[tuple[str, str], list[str]], say: Callable[[str], None]) -> None:
+    """Say why workloads are not tuned: one sentence for those of a kernel and a reason."""
+    for (name, why), tags in unfit.items():
+        what = tags[0] if len(tags) == 1 else f"{name} ({len(tags)} workloads)"
+        say(f"{what}: not tuned, since scheduling failed ({why})")

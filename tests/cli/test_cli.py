@@ -250,8 +250,10 @@ def test_a_shell_completes(words, completion):
         (["tune", "no_such_kernel"], "'no_such_kernel' names no kernel; names look like "),
         (["tune"], "Missing argument 'NAMES...'"),
         (["tune", NAME, "--seconds", "0"], "0.0 is not in the range"),
+        (["tune", NAME, "--key", "h"], "key='h' names servers of a tracker, and there is none"),
         (["tune", NAME, "--level", "avx1024"], "'avx1024' is not one of"),
         (["build", NAME], "Missing option '-o'"),
+        (["build", NAME, "-o", "x.so", "--ptx"], "--ptx is for GPUs; name their architecture with"),
         (["build", "linear_nvfp4_n8_k8_f32", "-o", "x.so"], "k=8 is not a multiple of 16"),
         (["list", "linear_nvfp4_n64_k60"], "k=60 is not a multiple of 16"),
         (["list", "lienar_nvfp4_n64_k64"], "did you mean linear_nvfp4_n64_k64?"),
@@ -266,6 +268,22 @@ def test_an_error_is_one_sentence_and_exit_code_2(monkeypatch, capsys, arguments
     assert err.startswith("blockscale: ")
     assert sentence in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "sm_90a"]])
+def test_a_library_that_cannot_be_written_is_not_built(monkeypatch, capsys, tmp_path, target):
+    def never(*_):
+        raise AssertionError("scheduled")
+
+    monkeypatch.setattr("blockscale.building.builder._traces", never)
+    name = NAME.replace("f32", "bf16")
+    code, _, err = call(
+        monkeypatch, capsys, "build", name, "-o", str(tmp_path / "no" / "a.so"), *target
+    )
+    assert (code, "no is not a folder, so a.so cannot be written there" in err) == (2, True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    code, _, err = call(monkeypatch, capsys, "build", name, "-o", str(tmp_path / "a.so"), *target)
+    assert (code, f"{tmp_path} is not writable" in err) == (2, True)
 
 
 def test_an_error_as_json(monkeypatch, capsys):
@@ -330,6 +348,21 @@ def test_an_interrupted_tuning_says_what_was_saved(monkeypatch, capsys, tmp_path
     assert code == 130
     assert "7 trials" in out
     assert "every finished trial is saved" in err
+
+
+def test_workloads_that_nothing_was_measured_of_have_no_time(monkeypatch, capsys):
+    inf = float("inf")
+    times = {"tried": (2.0, 3.0), "not": (inf, inf), "grown": (2.0, inf)}
+    best, default = ({tag: pair[i] for tag, pair in times.items()} for i in (0, 1))
+    found = TuneResult(best=best, default=default, failed=dict.fromkeys(times, 0), trials=1)
+    monkeypatch.setattr("blockscale.tuning.tuner.tune", lambda *_args, **_options: found)
+    _, out, _ = call(monkeypatch, capsys, "tune", NAME)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    assert ["tried", "3.0", "2.0", "1.50x", "0"] in rows
+    assert ["not", "-", "-", "-", "0"] in rows
+    assert ["grown", "-", "2.0", "-", "0"] in rows
+    _, out, _ = call(monkeypatch, capsys, "tune", NAME, "--json")
+    assert json.loads(out)["best_us"] == {"tried": 2.0, "not": None, "grown": 2.0}
 
 
 def test_ctrl_c_exits_130_and_keeps_the_trials(tmp_path):

@@ -86,7 +86,10 @@ class FakeWorkload:
 
         return tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
 
-    symbolic = mod
+    def symbolic(self, level: str) -> Any:
+        if self.spec.trap == "bodyless":
+            raise TypeError("it has no body for GPUs")
+        return self.mod(level)
 
     def space(self, level: str):
         def draw(sch: Any) -> None:

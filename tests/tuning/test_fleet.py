@@ -218,6 +218,8 @@ def test_bad_addresses_are_errors(tmp_path):
         run("here", tmp_path)
     with pytest.raises(ValueError, match="needs a key"):
         run("127.0.0.1:1", tmp_path, key=None)
+    with pytest.raises(ValueError, match="key='h' names servers of a tracker, and there is none"):
+        run(None, tmp_path, key="h")
 
 
 class Link:

@@ -497,6 +497,12 @@ def test_nothing_to_tune_and_no_limit_are_errors(tmp_path):
         tune([small()], seconds=None, work_dir=tmp_path)
 
 
+@pytest.mark.parametrize("seconds", [0, 0.05, math.nan])
+def test_a_session_without_time_is_refused(tmp_path, seconds):
+    with pytest.raises(ValueError, match=f"seconds={seconds} is no time .* give 0.1 or more"):
+        run(small(), tmp_path, seconds=seconds)
+
+
 def test_logs_found_in_the_work_folder(tuned):
     hit = logs.find(small(), LEVEL, [tuned[0]])
     assert hit is not None

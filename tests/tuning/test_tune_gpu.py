@@ -170,6 +170,21 @@ def test_a_workload_without_a_schedule_ends_alone(tmp_path, monkeypatch, capfd):
     assert message in capfd.readouterr().err
 
 
+def test_why_a_kernel_is_not_tuned_is_said_once(tmp_path, capfd):
+    """And not before it is known whether there is a GPU at all."""
+    kernel = [small("bodyless", rows) for rows in (4, 8, 16)]
+    assert run([*kernel, small("bodyless", cols=256)], tmp_path).best == {}
+    told = [line for line in capfd.readouterr().err.splitlines() if "not tuned" in line]
+    why = "not tuned, since scheduling failed (TypeError: it has no body for GPUs)"
+    assert told == [
+        f"row_sum_c512_bodyless (3 workloads): {why}",
+        f"row_sum_c256_bodyless_m4: {why}",
+    ]
+    with pytest.raises(RuntimeError, match="this machine's GPU does not run"):
+        run(kernel, tmp_path, target="sm_100a")
+    assert "not tuned" not in capfd.readouterr().err
+
+
 def test_a_workload_without_arguments_ends_alone(tmp_path, monkeypatch, capfd):
     """A size may be left open in its static instance."""
 
@@ -214,7 +229,7 @@ def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match=r"sm_90a': torch .* finds no CUDA GPU here"):
             run([small()], tmp_path)
         with pytest.raises(RuntimeError, match="finds no CUDA GPU"):  # however little time there is
-            run([small()], tmp_path, seconds=0.01)
+            run([small()], tmp_path, seconds=0.1)
 
 
 def test_the_time_limit_holds(tmp_path):
