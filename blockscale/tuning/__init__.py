@@ -12,9 +12,6 @@ from blockscale.specs import Spec
 if TYPE_CHECKING:
     from blockscale.tuning.tuner import TuneResult
 
-LEAST_S = 0.1
-"""Seconds of the shortest session."""
-
 
 def tune(
     specs: Sequence[Spec | str],

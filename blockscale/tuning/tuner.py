@@ -31,7 +31,6 @@ from blockscale.building.records import LogError, sentence
 from blockscale.building.space import replay
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
-from blockscale.tuning import LEAST_S
 from blockscale.tuning.components.builder import WorkerBuilder
 from blockscale.tuning.components.features import cost_model as make_model
 from blockscale.tuning.components.pool import Job, Worker, Workers
@@ -54,6 +53,8 @@ _MODELLED = (
     "no GPU here runs code for {level}: candidates are built, and a model of a B200 ({model}) says "
     "what they take; nothing is measured"
 )
+_LEAST_S = 0.1
+"""Of the shortest session."""
 _GRACE_S = 1.0
 """How far past its deadline a session may finish what runs on the CPU."""
 _TURNS = 3
@@ -143,9 +144,9 @@ def tune(
     level = _checked_level(target, tracker)
     if seconds is None and trials is None:
         raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
-    if seconds is not None and not seconds >= LEAST_S:  # nor NaN
+    if seconds is not None and not seconds >= _LEAST_S:  # nor NaN
         raise ValueError(
-            f"tune: seconds={seconds} is no time to measure in; give {LEAST_S} or more, or None"
+            f"tune: seconds={seconds} is no time to measure in; give {_LEAST_S} or more, or None"
         )
     if key is not None and tracker is None:
         raise ValueError(

@@ -249,7 +249,7 @@ def test_a_shell_completes(words, completion):
     [
         (["tune", "no_such_kernel"], "'no_such_kernel' names no kernel; names look like "),
         (["tune"], "Missing argument 'NAMES...'"),
-        (["tune", NAME, "--seconds", "0"], "0.0 is not in the range"),
+        (["tune", NAME, "--seconds", "0"], "seconds=0.0 is no time to measure in; give 0.1"),
         (["tune", NAME, "--key", "h"], "key='h' names servers of a tracker, and there is none"),
         (["tune", NAME, "--level", "avx1024"], "'avx1024' is not one of"),
         (["build", NAME], "Missing option '-o'"),
