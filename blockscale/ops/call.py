@@ -121,8 +121,8 @@ def kernel(spec: Spec, device: torch.device) -> Function:
 def launch_flags(cuda: bool, enable_pdl: bool | None = None) -> tuple[int, ...]:
     """Return the arguments that follow a function's parameters: none on the CPU.
 
-    None is on: every kernel waits for its predecessor before it touches memory, but that those
-    of linear layers load codes and scales of the weight, which nothing writes just before a call.
+    None is on: every kernel waits for its predecessor before it touches memory, but for those of
+    linear layers, which load codes and scales of the weight: what writes these is to have ended.
     """
     if not cuda:
         return ()

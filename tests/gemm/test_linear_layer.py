@@ -406,6 +406,17 @@ def test_cuda_output_is_all_that_is_allocated(fake_cuda, monkeypatch):
         assert value is passed
 
 
+def test_a_weight_that_the_call_converts_is_not_loaded_ahead(fake_cuda, monkeypatch):
+    """A kernel that begins early would read it while torch's kernels still write."""
+    made, asked = Case("int4 32", 70, 3, "bfloat16"), []
+    weights = made.prepared(layout="tiles64")
+    monkeypatch.setattr(protocol, "launch_flags", lambda cuda, pdl=None: asked.append(pdl) or ())
+    made.run(3, weights)
+    monkeypatch.setattr(ops_linear, "prepared", lambda *_: weights)
+    bs.linear(made.x[:3], weights.packed, weights.block_scale, fmt="int4")
+    assert asked == [None, False]
+
+
 def test_tiles64e_is_for_rows_of_fp8(fake_cuda):
     made = Case("mxfp4", 14, 2, "bfloat16", act_fmt="fp8")
     weights = made.prepared(layout="tiles64e")

@@ -214,7 +214,8 @@ sys.meta_path.insert(0, Absent())
 
 def without_compilers(code, *arguments):
     """Run Python where only what a GPU machine needs can be imported."""
-    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    told = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": str(ROOT)}
+    environ = os.environ | told
     command = [sys.executable, "-c", WITHOUT + code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr

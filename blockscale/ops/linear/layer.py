@@ -126,7 +126,8 @@ def linear(
     if act_global_scale is not None or act_fmt not in (None, "fp8"):
         _check_fast(acts)
         return _quantised(x, weights, epilogue, act_fmt, act_global_scale, out)
-    return _prepared(x, weights, epilogue, acts, out)
+    op = _LINEAR if weights is packed else _CONVERTED
+    return _prepared(x, weights, epilogue, acts, out, op)
 
 
 def _shape(value: object) -> Any:
@@ -139,6 +140,7 @@ def _prepared(
     epilogue: Epilogue,
     acts: Acts,
     out: Tensor | None,
+    op: _Linear,
 ) -> Tensor:
     """Return `linear` of prepared weights, whatever their layout."""
     activation, residual, out_dtype = epilogue
@@ -149,7 +151,7 @@ def _prepared(
     plain = w.fmt, w.gated, w.packed.shape, w.global_scale.shape
     kind = w.facts if w.layout in TILED else plain
     given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-    return _LINEAR.run((activation, out_dtype, residual is None, kind, acts), given)
+    return op.run((activation, out_dtype, residual is None, kind, acts), given)
 
 
 def _nothing_more() -> None:
@@ -234,7 +236,14 @@ class _Linear(call.Op[Tensor]):
         return Checked(spec, (*arguments, *_workspace(spec, x)), y)
 
 
-_LINEAR = _Linear(WHERE)
+class _Converted(_Linear):
+    """The same of a weight that torch's kernels write just before: no launch begins early."""
+
+    def check(self, options: Any, given: Any) -> Checked:
+        return super().check(options, given)._replace(enable_pdl=False)
+
+
+_LINEAR, _CONVERTED = _Linear(WHERE), _Converted(WHERE)
 
 
 def _workspace(spec: Linear, x: Tensor) -> tuple[Tensor, ...]:
