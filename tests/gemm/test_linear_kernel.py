@@ -220,8 +220,7 @@ def test_kernels_multiply(name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("name", "seed"), [(name, 1 + i % 2) for i, name in enumerate(CASES)])
 def test_kernels_multiply_whatever_the_interleaving(name, seed):
     of, tile, rows = CASES[name]
     run(of, tile, rows, seed=seed, stages=2, bias=seed == 1).judge(LIMITS[of.dtype])

@@ -97,10 +97,10 @@ QWEN = spec_of(128, 2048, 768, 8)
 """Two tables of 128 experts are 4 KiB."""
 
 REAL = [
-    pytest.param(QWEN, 16, id="Qwen3-30B-A3B"),
-    pytest.param(spec_of(8, 7168, 2048, 8), 2, id="DeepSeek-V3, 8 experts"),
+    pytest.param(QWEN, 4, id="Qwen3-30B-A3B"),
+    pytest.param(spec_of(8, 7168, 2048, 3), 1, id="DeepSeek-V3, 3 of 8 experts"),
     pytest.param(
-        spec_of(32, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8), 2, id="gpt-oss-20b"
+        spec_of(32, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8), 1, id="gpt-oss-20b"
     ),
 ]
 
@@ -109,7 +109,7 @@ REAL = [
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("spec", "tokens"), REAL)
 def test_real_layers(spec: FusedMoe, tokens: int) -> None:
-    """Layers that people have; minutes each, for they are 30,000 MMAs and more."""
+    """Layers that people have; a minute or two each, for they are 10,000 MMAs."""
     first = scheduled(spec, 1, 0, 0)
     path = built(spec, [(None, first)], [(None, second_for(spec, first, 0))])
     names = judged(spec, path, tokens, "random", 8)
@@ -177,7 +177,7 @@ def drawn_together(seed: int) -> tuple[FusedMoe, list[Schedule]]:
 
 
 @exhaustive
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_points_of_the_space(seed: int) -> None:
     """Both plans at random, in one launch."""
     call = run_points(*drawn_together(seed), seed)
