@@ -1,6 +1,6 @@
-"""The tcgen05 GEMM kernel in full: all formats and sizes in two orders, and random legal plans.
+"""The tcgen05 GEMM kernel in full: all formats and sizes, and random legal plans.
 
-About ten minutes of one core: 360 runs of 180 cases, and 240 plans; all are marked exhaustive.
+About six minutes of one core: 180 cases, and 160 plans; all are marked exhaustive.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from tests.gemm.test_gemm_kernel import COLUMNS, DEPTHS, ROWS, matrix_case, run
 
 pytestmark = pytest.mark.exhaustive
 
-PLANS, EACH = 240, 15
+PLANS, EACH = 160, 10
 
 
 @pytest.mark.parametrize("m", ROWS)
 @pytest.mark.parametrize("fmt", GEMM)
 def test_every_format_and_size(fmt: str, m: int) -> None:
-    """With the structures in turn, and two orders in which warps and engines may run."""
+    """With the structures in turn, and so the orders in which warps and engines may run."""
     for number, (of, rows, n, k) in enumerate(product(GEMM, ROWS, COLUMNS, DEPTHS)):
         if (of, rows) == (fmt, m):
             _, plan = matrix_case(number, fmt, m, n, k)
-            for seed in range(2):
-                run(plan, m, seed=seed, bias=number % 2 == 1, alpha=number % 3 > 0)
+            run(plan, m, seed=number % 5, bias=number % 2 == 1, alpha=number % 3 > 0)
 
 
 class Drawn(NamedTuple):

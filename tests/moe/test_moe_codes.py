@@ -474,14 +474,14 @@ def run_drawn(seed: int, arch: str = ARCH) -> None:
 
 
 @exhaustive
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_points_of_the_space(seed: int) -> None:
     """Two plans each."""
     run_drawn(seed)
 
 
 TOKENS, EXPERTS, TOP_K, SIZES = [0, 1, 7, 33, 128, 300], [4, 8, 32], [1, 2, 8], [256, 384, 512]
-ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(5)
+ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(4)
 VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS, KINDS]
 
 
