@@ -43,6 +43,8 @@ class Clocks:
         self.before = np.zeros((clusters, self.agents), np.int32)
         self.after = np.zeros((clusters, warps, self.agents), np.int32)
         self.issuer = np.full((clusters, ctas), NEVER)
+        # Of each warp its clock at its last fence.proxy.async::generic.release.
+        self.offered = np.zeros((clusters, self.agents), np.int32)
         self.used = [self.bulk] * clusters
         for cluster in range(clusters):
             self.reset(cluster)
@@ -51,7 +53,7 @@ class Clocks:
         """Make cluster slot `cluster` new: nobody knows anything but his own beginning."""
         self.know[cluster] = 0
         self.fenced[cluster] = 0
-        self.before[cluster] = self.after[cluster] = 0
+        self.before[cluster] = self.after[cluster] = self.offered[cluster] = 0
         self.issuer[cluster] = NEVER
         diagonal = np.arange(self.agents)
         self.know[cluster, diagonal, diagonal] = 1
@@ -65,7 +67,7 @@ class Clocks:
             new = np.zeros((array.shape[0], self.agents, self.agents), np.int32)
             new[:, :old, :old] = array
             setattr(self, name, new)
-        for name in ("before", "after"):
+        for name in ("before", "after", "offered"):
             array = getattr(self, name)
             new = np.zeros((*array.shape[:-1], self.agents), np.int32)
             new[..., :old] = array
@@ -100,6 +102,17 @@ class Clocks:
         """fence.proxy.async: what `agents` know, their asynchronous operations may see from now."""
         self.fenced[cluster, agents] = self.know[cluster, agents]
         self.release(cluster, agents)
+
+    def proxy_release(self, cluster: int, agent: int) -> None:
+        """fence.proxy.async::generic.release: what a warp did, other warps may fence (acquire)."""
+        self.offered[cluster, agent] = self.know[cluster, agent, agent]
+        self.release(cluster, agent)
+
+    def proxy_acquire(self, cluster: int, agent: int) -> None:
+        """fence.proxy.async::generic.acquire: a warp's asynchronous operations may see that."""
+        told = np.minimum(self.know[cluster, agent], self.offered[cluster])
+        fenced = self.fenced[cluster, agent]
+        np.maximum(fenced, told, out=fenced)
 
     def fence_before(self, cluster: int, agent: int) -> None:
         """tcgen05.fence::before_thread_sync: what a warp did may be told to other threads."""

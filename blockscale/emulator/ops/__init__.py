@@ -22,6 +22,6 @@ from blockscale.emulator.ops.tensor import (  # noqa: F401
     movement,
     wgmma,
 )
-from blockscale.emulator.ops.threads import barrier, control, mbarrier, warp  # noqa: F401
+from blockscale.emulator.ops.threads import barrier, control, fence, mbarrier, warp  # noqa: F401
 
 __all__ = ["find", "may_wait"]

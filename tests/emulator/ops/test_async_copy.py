@@ -225,6 +225,28 @@ def test_bulk_store():
     caught("missing proxy fence", STORE.replace(FENCE, ""), pair)
 
 
+TO_ASYNC = "fence.proxy.async::generic."
+OFFER = TO_ASYNC + "release.sync_restrict::shared::cta.cluster;"
+TAKE = TO_ASYNC + "acquire.sync_restrict::shared::cluster.cluster;"
+
+
+def test_proxy_fence_of_another_space():
+    """Which fences cover what the generic proxy wrote to shared memory."""
+    store = STORE + DONE.format(read=".read")
+    for fence in ("fence.proxy.async;", "fence.proxy.async.shared::cluster;", OFFER + TAKE):
+        silent(store.replace(FENCE, fence), pair, same, seeds=range(3))
+    for fence in ("fence.proxy.async.global;", "fence.proxy.alias;", OFFER, TAKE, TAKE + OFFER):
+        caught("missing proxy fence", store.replace(FENCE, fence), pair, seeds=range(3))
+
+
+@pytest.mark.parametrize(
+    "fence",
+    ["proxy.asynchronous", "proxy.async.shared", "proxy.async::generic.acquire", "foo.bar", "sc"],
+)
+def test_fences_that_do_not_exist(fence):
+    refused("is no fence", f"fence.{fence};", pair)
+
+
 def test_bulk_store_source_overwritten():
     """.read is enough to overwrite the source, and says nothing of the target."""
     over = "bar.warp.sync 0xffffffff; st.shared.b32 [%r2], 0;"

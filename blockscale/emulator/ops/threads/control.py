@@ -1,4 +1,4 @@
-"""Addresses of other spaces and CTAs, fences, pauses and hints."""
+"""Addresses of other spaces and CTAs, pauses and hints."""
 
 from __future__ import annotations
 
@@ -94,40 +94,6 @@ def getctarank(c: Operands, ins: Instr) -> Callable[..., None]:
     """getctarank (9.7.9.23)."""
     get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], "u4")
     return lambda g, m: put(g, m, ((get(g) >> np.uint64(24)) & np.uint64(0xFF)).astype(np.uint32))
-
-
-@register("tcgen05.fence", operands=0)
-def tensor_fence(c: Operands, ins: Instr) -> Callable[..., None]:
-    """tcgen05.fence (9.7.16.11.1): orders accesses of tensor memory with those of other threads."""
-    clocks = c.machine.clocks
-    before = ins.opcode.endswith("::before_thread_sync")
-    act = clocks.fence_before if before else clocks.fence_after
-
-    def run(g: Gang, m: np.ndarray | None) -> None:
-        for w in g.active_warps(m):
-            act(int(g.w_cluster[w]), int(g.w_agent[w]))
-
-    return run
-
-
-@register("membar", "fence", "wgmma.fence", operands=(0, 2))
-def fence(c: Operands, ins: Instr) -> Callable[..., None]:
-    """Fences (9.7.13.4): of one device, only fence.proxy.async changes what the model tracks."""
-    if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
-        machine = c.machine
-
-        def between_devices(g: Gang, m: np.ndarray | None) -> None:
-            if machine.watch is not None and ins.base in ("fence", "membar"):
-                machine.watch.fence(g, m, ins.mods)
-
-        return between_devices
-    clocks = c.machine.clocks
-
-    def run(g: Gang, m: np.ndarray | None) -> None:
-        for w in g.active_warps(m):
-            clocks.fence(int(g.w_cluster[w]), int(g.w_agent[w]))
-
-    return run
 
 
 @register("griddepcontrol", operands=0, waits=True)
