@@ -24,7 +24,7 @@ from blockscale.schedules.gemm import cpu, cpu_linear, sync, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.gemm.linear_gpu_tiles import multiplies_bytes
 from blockscale.schedules.steps import Sketch, preferred
-from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
+from blockscale.specs import FusedMoe, GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.gated_tiles import gated_tiles
 from blockscale.tir.gemm.grouped_act import grouped_gemm_act
@@ -94,12 +94,25 @@ def _linear(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimF
     return linear(spec, bucket.tile, compute, rows, pair)
 
 
+def check_tiled(spec: Linear | FusedMoe) -> None:
+    """TypeError unless GPU kernels read the weight of ``spec``; the message names one they do."""
+    if spec.tiled:
+        return
+    said = f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read"
+    # of a name without dtype float32 is the first, and has no kernel
+    dtypes = [field for field in ("dtype", "out_dtype") if getattr(spec, field, "") == "float32"]
+    few = spec.dtype == "float32"
+    changes = dict.fromkeys(dtypes if few else (), "bfloat16") | {"layout": "tiles64"}
+    try:
+        tiled = replace(spec, **changes)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{said}, and in layout 'tiles64' there is none: {error}") from error
+    name = f"{tiled.base_name} (bf16 and f16)" if few else tiled.name
+    raise TypeError(f"{said}; build {name}, or for a CPU level")
+
+
 def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    if not spec.tiled:
-        raise TypeError(
-            f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
-            f"build {replace(spec, layout='tiles64').name}, or for a CPU level"
-        )
+    check_tiled(spec)
     by_bytes = multiplies_bytes(spec, bucket.rows, GPU_TARGETS[level])
     return linear_tiles(spec, rows, by_bytes=by_bytes)
 

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES, GPU_TARGETS, SCALED, WGMMA
-from blockscale.catalog.gemm import by_warps, grouped_buckets, lowering, tile_facts
+from blockscale.catalog.gemm import by_warps, check_tiled, grouped_buckets, lowering, tile_facts
 from blockscale.catalog.registry import (
     Body,
     Bucket,
@@ -158,7 +158,7 @@ def _layer(spec: FusedMoe, bucket: Bucket, level: str, rows: int | None) -> Prim
 
 
 def _gemm_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
-    kernel.check_layout(spec)
+    check_tiled(spec)
     return tuple(replace(bucket, part=part) for bucket in MOE_BUCKETS for part in PARTS)
 
 

@@ -270,6 +270,20 @@ def test_an_error_is_one_sentence_and_exit_code_2(monkeypatch, capsys, arguments
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("name", ["linear_nvfp4_n384_k384", "fused_moe_nvfp4_e8_k2_h64_i64_swiglu"])
+@pytest.mark.parametrize(
+    ("dtype", "tiled"), [("", "_tiles64 (bf16 and f16)"), ("_f16", "_tiles64_f16")]
+)
+def test_a_layout_that_no_gpu_reads_is_answered_by_a_name(
+    monkeypatch, capsys, tmp_path, name, dtype, tiled
+):
+    """Without its dtype a name stands for float32 as well, which is not what is wrong with it."""
+    out = str(tmp_path / "a.so")
+    code, _, err = call(monkeypatch, capsys, "build", name + dtype, "--target", "sm_90a", "-o", out)
+    said = "the weight is in layout 'linear', which GPU kernels do not read"
+    assert (code, f"{said}; build {name}{tiled}, or for a CPU level\n" in err) == (2, True), err
+
+
 @pytest.mark.parametrize("target", [[], ["--target", "sm_90a"]])
 def test_a_library_that_cannot_be_written_is_not_built(monkeypatch, capsys, tmp_path, target):
     def never(*_):
