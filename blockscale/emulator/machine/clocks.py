@@ -226,6 +226,7 @@ class Shadow:
         self.r_line = np.zeros(cells, np.int32)
         self.dirty = np.zeros(cells, bool)
         self.swizzle: np.ndarray | None = None  # code of the tensor load's swizzle, 0: none
+        self.objects: np.ndarray | None = None  # cells that an mbarrier object occupies
 
     def reset(self, cells: slice) -> None:
         """Forget everything about `cells`."""
@@ -237,6 +238,8 @@ class Shadow:
         self.dirty[cells] = False
         if self.swizzle is not None:
             self.swizzle[cells] = 0
+        if self.objects is not None:
+            self.objects[cells] = False
 
     def row(self, agents: np.ndarray | int) -> np.ndarray | int:
         """Return the rows of r_clock of `agents`, made where missing."""
@@ -332,6 +335,12 @@ class Shadow:
         if self.swizzle is None:
             self.swizzle = np.zeros(self.cells, np.int8)
         self.swizzle[cells] = code
+
+    def occupy(self, cells: np.ndarray, there: bool) -> None:
+        """Note that an mbarrier object occupies `cells`, or does not any more."""
+        if self.objects is None:
+            self.objects = np.zeros(self.cells, bool)
+        self.objects[cells] = there
 
     def look(self, cells: np.ndarray, know: np.ndarray) -> Found | None:
         """Return the first access of `cells` that one who knows `know` is not ordered after."""

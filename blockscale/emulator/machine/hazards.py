@@ -16,6 +16,7 @@ from blockscale.emulator.ptx.analysis import EarlyRead, early_reads
 from blockscale.emulator.ptx.syntax import Instr
 from blockscale.emulator.report import Hazard
 
+MBARRIER_BYTES = 8
 LAYOUTS = ("none", "32B", "64B", "128B", "128B_base32B")  # codes 1 to 5
 VERBS = {  # conflict -> what the second access does, what the first did
     "write-read": ("reads", "writes"),
@@ -243,6 +244,8 @@ class Hazards:
         if size > machine.traits.granule:
             rows = np.repeat(rows, size // machine.traits.granule)
         line = g.ins.line
+        if write:
+            self.over_mbarriers(cells, g.ins.opcode, line, g.warps[rows])
         if sync:
             shadow.dirty[cells] |= write
             return
@@ -271,6 +274,33 @@ class Hazards:
         if not write and not shadow.dirty[cells].all():
             at = int(np.flatnonzero(~shadow.dirty[cells])[0])
             self.uninitialised(g.ins, cells, at, int(g.warps[int(rows[at])]))
+
+    def over_mbarriers(
+        self, cells: np.ndarray, what: str, line: int, warps: np.ndarray | int
+    ) -> None:
+        """Report a write of `cells` that hits an mbarrier object; `warps`: whose, of each cell."""
+        shadow, machine = self.machine.shared_shadow, self.machine
+        if shadow is None or shadow.objects is None:
+            return
+        hit = shadow.objects[cells]
+        key = ("over mbarrier", line)
+        if not hit.any() or key in self.known:
+            return
+        self.known.add(key)
+        at = int(hit.argmax())
+        offset = int(cells[at]) * machine.traits.granule // MBARRIER_BYTES * MBARRIER_BYTES
+        first = machine.mbarriers[offset].line
+        self.add(
+            "mbarrier overwritten",
+            "error",
+            f"{what} writes over the mbarrier at shared memory "
+            f"{offset % machine.shared.stride:#x} that line {first} initialised (PTX ISA "
+            "9.7.13.15.1); end it with mbarrier.inval first, or store elsewhere",
+            line=line,
+            warp=int(warps if np.ndim(warps) == 0 else np.asarray(warps)[at]),
+            other=self.lines.get(first),
+            other_line=first,
+        )
 
     def changing(self, shadow: Shadow, store: Store, by: Access) -> Found | None:
         """Return the first conflict of the lanes whose store changes what is there."""

@@ -160,6 +160,27 @@ def test_bulk_load(form):
     assert report.engines["bulk"] == {"operations": 1, "bytes": 512}
 
 
+INIT_AGAIN = f"{SYNC} @%p0 mbarrier.init.shared::cta.b64 [%r8], 1;" * 2
+OVER = {  # what writes over the mbarrier at %r8, if anything does
+    "st": "@%p0 st.shared.b64 [%r8], %d0;",
+    "red": "@%p0 red.shared.add.u32 [%r8 + 4], 1;",
+    "st.bulk": "@%p0 st.bulk.weak.shared::cta [%r8], 16, 0;",
+    "cp.async": "@%p0 cp.async.ca.shared.global [%r8], [%d0], 8; cp.async.wait_all;",
+    "bulk": bulk("%r8", "%a0", 16, "%r9") + wait("%r9"),
+}
+
+
+@pytest.mark.parametrize("over", OVER.values(), ids=OVER)
+def test_writes_over_an_mbarrier(over):
+    """An error while the object is there; after mbarrier.inval it is memory like any other."""
+    body = STAGE + "add.u32 %r8, %r0, 512;" + init("%r8") + init("%r9") + "END" + over + INIT_AGAIN
+    body += "mov.u32 %r10, 0; mov.u32 %r11, 0; mov.u32 %r12, 0; mov.u32 %r13, 0;"
+    body += "st.global.v4.b32 [%d1], {%r10, %r11, %r12, %r13};"
+    inval = f"@%p0 mbarrier.inval.shared::cta.b64 [%r8]; {FENCE} {SYNC}"
+    caught("mbarrier overwritten", body.replace("END", ""), pair, seeds=range(3))
+    silent(body.replace("END", inval), pair, lambda x, y: None, seeds=range(3))
+
+
 def test_bulk_load_read_too_early():
     outs = caught("unwaited bulk copy", LOAD + SHOW, pair, seeds=range(12))
     assert any((y != X).any() for _, y in outs)

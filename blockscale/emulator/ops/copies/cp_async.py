@@ -104,6 +104,7 @@ def issue(
         shadow = machine.shared_shadow
         if shadow is not None:
             cells = machine.shared.cells(dst, size)
+            machine.hazards.over_mbarriers(cells, "cp.async", line, warp.index)
             found = shadow.write(cells, Access(agent, who.know), clock, line)
             if found is not None:
                 tell(who, agent, cells, found, "cp.async", "error")

@@ -235,6 +235,8 @@ def touch(who: Issuer, op: Op, offsets: np.ndarray, write: bool, what: str) -> N
     if shadow is None or not len(offsets):
         return
     cells = cells_of(machine, offsets)
+    if write:
+        machine.hazards.over_mbarriers(cells, what, who.line, who.warp.index)
     act = shadow.write if write else shadow.read
     found = act(cells, who.asynchronous(op.agent), op.clock, who.line)
     if found is not None and write and found[0] == "proxy":
@@ -293,6 +295,7 @@ def touch_reduction(who: Issuer, op: Op, offsets: np.ndarray, what: str) -> None
     if shadow is None or not len(offsets):
         return
     cells = cells_of(machine, offsets)
+    machine.hazards.over_mbarriers(cells, what, who.line, who.warp.index)
     lines = [x for x, opcode in machine.hazards.lines.items() if opcode.startswith(REDUCTIONS)]
     others = cells[~np.isin(shadow.w_line[cells], lines)]
     if len(others):

@@ -165,7 +165,9 @@ def init(c: Operands, ins: Instr) -> Callable[..., None]:
             if old is not None and old.promised:
                 new.tx, new.vector, new.time, new.flow = old.tx, old.vector, old.time, old.flow
             machine.mbarriers[int(offset)] = new
+            occupies(machine, int(offset), False)
             machine.hazards.shared(g, np.array([lane]), np.array([offset]), 8, True)
+            occupies(machine, int(offset), True)
             machine.progress += 1
 
     return run
@@ -185,9 +187,17 @@ def inval(c: Operands, ins: Instr) -> Callable[..., None]:
                     lane=lane,
                 )
             g.machine.mbarriers.pop(b.offset, None)
+            occupies(g.machine, b.offset, False)
             g.machine.ended[b.offset] = ins.line
 
     return run
+
+
+def occupies(machine: Machine, offset: int, there: bool) -> None:
+    """Note that an mbarrier object lies at an absolute offset, or does not any more."""
+    shadow = machine.shared_shadow
+    if shadow is not None:
+        shadow.occupy(machine.shared.cells(np.array([offset]), 8), there)
 
 
 def ordered(
