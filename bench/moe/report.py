@@ -181,9 +181,21 @@ def verdict(results: Results) -> dict[str, Any]:
         "slow": sum(ratio > WORST for ratio in ratios),
         "known": mean_and_worst([cell.us / cell.known for cell in cells]),
         "here": mean_and_worst([cell.us / cell.here for cell in cells if cell.here is not None]),
+        "faster": _times_as_fast(cells),
         "limit": WORST,
         "date": BEST_PEER_DATE,
     }
+
+
+def _times_as_fast(cells: Sequence[Cell]) -> Mapping[str, float]:
+    """Return how many times as fast as the best peer of the run: of formats, then of tokens."""
+    found: dict[str, list[float]] = {}
+    beside = [(cell, cell.here / cell.us) for cell in cells if cell.here is not None]
+    for fmt, title in TITLES.items():
+        found[title] = [ratio for cell, ratio in beside if cell.case["fmt"] == fmt]
+    for tokens in TOKENS:
+        found[f"T = {tokens:,}"] = [ratio for cell, ratio in beside if cell.tokens == tokens]
+    return {name: geometric_mean(ratios) for name, ratios in found.items() if ratios}
 
 
 def conditions(results: Results) -> str:
