@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockscale.base import files
+from blockscale.base import files, host
 from blockscale.base.targets import is_gpu, log_folder
 from blockscale.building import records
 from blockscale.building.records import LogError
@@ -267,9 +267,15 @@ class Store:
         self._write_meta(meta | {"op": workload.op, "level": level, "workloads": known})
 
     def measured_on(self, machine: dict[str, Any] | None) -> None:
-        """Note the machine that measures from now on; None: this one's CPU."""
+        """Note the machine that measures from now on; None: this one's CPU.
+
+        A folder may be committed on another machine, and then says where its times come from.
+        """
+        meta = self._meta()
+        if machine is None and not is_gpu(meta["level"]):
+            machine = meta.get("machine") or this_machine()
         if machine is not None:
-            self._write_meta(self._meta() | {"machine": machine})
+            self._write_meta(meta | {"machine": machine})
 
     def _meta(self) -> dict[str, Any]:
         if (self.folder / records.META).exists():
@@ -306,6 +312,20 @@ class Store:
         """Append ``line`` to the history alone (a trial without a trace)."""
         safe = {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in line.items()}
         _append(self.folder / HISTORY, json.dumps(safe).encode() + b"\n")
+
+
+def this_machine() -> dict[str, Any]:
+    """Return what logs say of this machine, whose CPU measures."""
+    import tvm
+    import tvm_ffi
+
+    return {
+        "cpu": host.cpu_model(),
+        "cores": os.cpu_count(),
+        "tvm": tvm.__version__,
+        "tvm_ffi": tvm_ffi.__version__,
+        "llvm": tvm.target.codegen.llvm_version_major(),
+    }
 
 
 def argument_infos(mod: Any) -> Any:

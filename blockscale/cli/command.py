@@ -1,6 +1,6 @@
-"""The ``blockscale`` command: tune, build, inspect, convert, emulate, logs check, list.
+"""The ``blockscale`` command: tune, build, inspect, convert, emulate, logs check, logs merge, list.
 
-Only ``tune``, ``build`` and ``logs check`` import tvm.
+Only ``tune``, ``build`` and ``logs`` import tvm.
 """
 
 from __future__ import annotations

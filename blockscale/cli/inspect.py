@@ -98,9 +98,11 @@ def _show(path: Path, *, headers: bool, every: bool, as_json: bool) -> None:
 
 
 def _read(found: Checkpoint, rows: list[_Row]) -> None:
-    from blockscale.base.errors import CheckpointError
+    from blockscale.base.errors import CheckpointError, LinkError
     from blockscale.checkpoints.stats import Stats, stats
 
+    # layouts are undone by kernels, which may need a compiler that is not there
+    refusals = CheckpointError, LinkError, RuntimeError
     total = sum(row.nbytes for row in rows)
     screen = Console(stderr=True)
     with Progress(console=screen, disable=not screen.is_terminal, transient=True) as progress:
@@ -110,7 +112,7 @@ def _read(found: Checkpoint, rows: list[_Row]) -> None:
             for name in row.members:
                 try:
                     row.stats.add(stats(found.weight(name)))
-                except CheckpointError as error:
+                except refusals as error:
                     row.unread.append(str(error))
                 progress.advance(task, found.entries[name].nbytes)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from blockscale.base import host
 from blockscale.building import logs, records
-from blockscale.building.commit import commit
+from blockscale.building.commit import commit, merge
 from blockscale.building.logs import LogError
 from blockscale.building.space import Space, new_schedule, replay, trace_json
 from blockscale.building.store import HISTORY, Store, folder_of, read_history
@@ -188,6 +189,97 @@ def test_a_commit_removes_what_a_killed_one_left(committed, tmp_path):
     assert commit(tmp_path / "work", committed) == {}
     assert not left.exists()
     assert all(path.exists() for path in others)
+
+
+def on(root: Path, times: list[float], cpu: str, workload: FakeWorkload = WORKLOAD) -> Path:
+    """Return a work folder that was tuned on a machine with this CPU."""
+    record(root, times, workload)
+    meta = records.read_meta(folder(root))
+    (folder(root) / records.META).write_text(json.dumps(meta | {"machine": {"cpu": cpu}}))
+    return root
+
+
+OTHER = FakeWorkload(FakeSpec(cols=256), rows=4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_merge_says_where_times_come_from(tmp_path, packed):
+    """Of each workload the fastest wins, whatever comes first; logs stay as they are."""
+    roots = [on(tmp_path / "a", [9.0, 5.0], "A"), on(tmp_path / "b", [4.0, 6.0], "B")]
+    on(tmp_path / "a", [3.0], "A", OTHER)
+    if packed:
+        for root in roots:
+            commit(root, root.with_suffix(".log"))
+        roots = [root.with_suffix(".log") for root in roots]
+    before = {path: path.read_bytes() for root in roots for path in root.rglob("*.json")}
+    changes, passed = merge(roots, tmp_path / "out", from_meta)
+    assert passed == []
+    found = {c.tag: (c.place, round(c.us, 3), c.entry["cpu"], c.source, c.old) for c in changes}
+    place = "row_sum/cpu-avx2"
+    assert found == {
+        WORKLOAD.tag: (place, 4.0, "B", roots[1], None),
+        OTHER.tag: (place, 3.0, "A", roots[0], None),
+    }
+    meta = records.read_meta(folder(tmp_path / "out"))["workloads"]
+    assert [meta[w.tag]["cpu"] for w in (WORKLOAD, OTHER)] == ["B", "A"]
+    assert [meta[w.tag]["trials"] for w in (WORKLOAD, OTHER)] == [2, 1]
+    assert logs.check([tmp_path / "out"], from_meta) == []
+    assert merge(roots[::-1], tmp_path / "out", from_meta) == ([], [])
+    assert {path: path.read_bytes() for path in before} == before
+    assert (roots[0] / ".lock").exists() is not packed
+    [change], _ = merge([on(tmp_path / "c", [2.0], "C")], tmp_path / "out", from_meta)
+    assert (change.old["cpu"], change.entry["cpu"], change.entry["best_us"]) == ("B", "C", 2.0)
+
+
+def test_a_work_folder_says_whose_cpu_measures(tmp_path):
+    """It may be merged elsewhere; a machine that a fleet has told of stays."""
+    record(tmp_path, [9.0])
+    store = Store(folder(tmp_path), print)
+    store.measured_on(None)
+    [known] = [records.read_meta(folder(tmp_path))["machine"]]
+    assert known["cpu"] == host.cpu_model()
+    store.measured_on({"cpu": "B"})
+    store.measured_on(None)
+    assert records.read_meta(folder(tmp_path))["machine"] == {"cpu": "B"}
+
+
+def test_a_merge_takes_nothing_of_an_older_ir(committed, tmp_path):
+    """It would displace what fits, as a tuner's newer IR does."""
+    record(tmp_path / "old", [1.0], FakeWorkload(FakeSpec(trap="build"), rows=4))
+    path = folder(tmp_path / "old") / records.META
+    meta = json.loads(path.read_text())
+    [entry] = meta["workloads"].values()
+    path.write_text(json.dumps(meta | {"workloads": {WORKLOAD.tag: entry | WORKLOAD.entry()}}))
+    changes, [problem] = merge([tmp_path / "old"], committed, from_meta)
+    assert changes == []
+    assert problem.what == f"'{WORKLOAD.tag}' passed over: its IR has changed; tune it again"
+    assert times(committed) == [5.0, 7.0, 8.0]
+    _, [problem] = merge([tmp_path / "old"], committed)  # the catalogue has no row sums
+    assert "names no kernel" in problem.what
+
+
+def test_a_merge_refuses_times_of_two_gpus(tmp_path):
+    """Nothing is written; what is there already counts as well."""
+    for name in ("H200", "H100"):
+        record(tmp_path / name, [9.0])
+        path = folder(tmp_path / name) / records.META
+        meta = records.read_meta(path.parent)
+        path.write_text(json.dumps(meta | {"machine": {"gpu": f"NVIDIA {name}"}}))
+    roots = [tmp_path / "H200", tmp_path / "H100"]
+    sentence = "was measured on NVIDIA H200 in .* and on NVIDIA H100 in .*; merge each GPU's logs"
+    with pytest.raises(ValueError, match=sentence):
+        merge(roots, tmp_path / "out", from_meta)
+    assert not (tmp_path / "out").exists()
+    merge(roots[:1], tmp_path / "out", from_meta)
+    with pytest.raises(ValueError, match=sentence):
+        merge(roots[1:], tmp_path / "out", from_meta)
+
+
+def test_a_merge_wants_entries_and_another_folder(committed, tmp_path):
+    with pytest.raises(ValueError, match="row_sum has no entry; name a folder that holds"):
+        merge([committed / "row_sum"], tmp_path / "out")
+    with pytest.raises(ValueError, match="is the folder to write as well; name the others only"):
+        merge([committed], committed)
 
 
 @pytest.mark.parametrize(

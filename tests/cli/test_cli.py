@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ COMMANDS = [
     ["convert"],
     ["logs"],
     ["logs", "check"],
+    ["logs", "merge"],
     ["list"],
     ["emulate"],
 ]
@@ -327,6 +329,33 @@ def test_logs_check(monkeypatch, capsys, tmp_path):
     assert code == 1
     [problem] = json.loads(out)["problems"]
     assert str(damaged) in problem["where"]
+
+
+def test_logs_merge(monkeypatch, capsys, tmp_path):
+    """A line a workload that changed, as text and as JSON; logs of this package's own kernels."""
+    source, out = tmp_path / "a", tmp_path / "out"
+    place = Path("linear", "cpu-avx512")
+    shutil.copytree(common.committed() / place, source / place)
+    code, text, _ = call(monkeypatch, capsys, "logs", "merge", str(source), "-o", str(out))
+    *lines, last = text.splitlines()
+    assert (code, last) == (0, f"{out}: {len(lines)} workloads changed")
+    tag = "linear_nvfp4_n1536_k384_bf16_m1"
+    origin = "9.60 us (AMD EPYC, 2026-11-20)"
+    assert f"{place}: {tag}: {origin} from {source}; new" in lines
+    meta = json.loads((source / place / "meta.json").read_text())
+    written = json.loads((out / place / "meta.json").read_text())
+    assert written == meta
+    meta["workloads"] = {tag: meta["workloads"][tag] | {"workload": "1"}}
+    (source / place / "meta.json").write_text(json.dumps(meta))
+    command = ("logs", "merge", str(source), "-o", str(out))
+    code, text, _ = call(monkeypatch, capsys, *command)
+    first, last = text.splitlines()
+    assert f"{tag!r} passed over: its IR has changed; tune it again" in first
+    assert (code, last) == (0, f"{out}: 0 workloads changed, 1 entry passed over")
+    code, text, _ = call(monkeypatch, capsys, *command, "--json")
+    assert (code, json.loads(text)["changed"], len(json.loads(text)["passed_over"])) == (0, [], 1)
+    code, _, err = call(monkeypatch, capsys, "logs", "merge", str(out), "-o", str(out))
+    assert (code, "is the folder to write as well" in err) == (2, True)
 
 
 @pytest.mark.timeout(600)
