@@ -205,6 +205,72 @@ class Access(NamedTuple):
     generic: int = 0
 
 
+class Seen:
+    """Which agents have touched each cell of a memory, and at which of their clocks last."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
+        self.rows = np.full(0, NEVER, np.int16)  # agent -> row of `clock`
+        self.agents: list[int] = []
+        # Pages that nobody touches cost nothing.
+        self.clock = np.zeros((READERS, cells), np.int32)
+        self.line = np.zeros(cells, np.int32)
+
+    def reset(self, cells: slice | np.ndarray) -> None:
+        """Forget everything about `cells`."""
+        self.clock[: len(self.agents), cells] = 0
+
+    def row(self, agents: np.ndarray | int) -> np.ndarray | int:
+        """Return the rows of clock of `agents`, made where missing."""
+        top = int(np.max(agents))
+        if top >= self.rows.shape[0]:
+            self.rows = np.concatenate(
+                [self.rows, np.full(top + 1 - self.rows.shape[0], NEVER, np.int16)]
+            )
+        rows = self.rows[agents]
+        if np.min(rows) < 0:
+            for agent in np.unique(agents):
+                if self.rows[agent] < 0:
+                    self.rows[agent] = len(self.agents)
+                    self.agents.append(int(agent))
+            if len(self.agents) > self.clock.shape[0]:
+                more = max(4, len(self.agents) - self.clock.shape[0], self.clock.shape[0])
+                self.clock = np.concatenate([self.clock, np.zeros((more, self.cells), np.int32)])
+            rows = self.rows[agents]
+        return rows
+
+    def note(
+        self, cells: np.ndarray, agents: np.ndarray | int, clock: np.ndarray | int, line: int
+    ) -> None:
+        """Record accesses of `cells`."""
+        row = self.row(agents)
+        self.clock[row, cells] = clock
+        self.line[cells] = line
+
+    def unknown(
+        self, cells: np.ndarray, by: Access, know: np.ndarray, below: int | None = None
+    ) -> tuple[int, int, int] | None:
+        """Return (index, agent, line) of an access that one who knows `know` is not ordered after.
+
+        `below`: only accesses of agents with smaller numbers count.
+        """
+        if not self.agents:
+            return None
+        who = np.asarray(self.agents)
+        last = self.clock[: len(self.agents)][:, cells]  # [agents, cells]
+        if not last.any():
+            return None
+        known = _wide(know, int(who.max()) + 1)[..., who]
+        known = known[:, None] if by.rows is None else known[by.rows].T
+        bad = (last > known) & (who[:, None] != np.asarray(by.agent))
+        if below is not None:
+            bad &= who[:, None] < below
+        if not bad.any():
+            return None
+        row, at = np.argwhere(bad)[0]
+        return int(at), int(who[row]), int(self.line[cells[at]])
+
+
 class Shadow:
     """Who wrote and who read each cell of a memory last, and at which clock.
 
@@ -219,57 +285,34 @@ class Shadow:
         self.w_agent = np.full(cells, NEVER, np.int16)
         self.w_clock = np.zeros(cells, np.int32)
         self.w_line = np.zeros(cells, np.int32)
-        self.rows = np.full(0, NEVER, np.int16)  # agent -> row of r_clock
-        self.readers: list[int] = []
-        # Pages that nobody touches cost nothing.
-        self.r_clock = np.zeros((READERS, cells), np.int32)
-        self.r_line = np.zeros(cells, np.int32)
+        self.reads = Seen(cells)
+        self.strong: dict[str, Seen] = {}  # "read", "write": what synchronising accesses did
         self.dirty = np.zeros(cells, bool)
         self.swizzle: np.ndarray | None = None  # code of the tensor load's swizzle, 0: none
         self.objects: np.ndarray | None = None  # cells that an mbarrier object occupies
 
     def reset(self, cells: slice) -> None:
         """Forget everything about `cells`."""
-        if not self.readers and not (self.w_agent[cells] != NEVER).any():
+        for strong in self.strong.values():
+            strong.reset(cells)
+        untouched = not self.reads.agents and not self.strong
+        if untouched and not (self.w_agent[cells] != NEVER).any():
             return
         self.w_agent[cells] = NEVER
         self.w_clock[cells] = 0
-        self.r_clock[: len(self.readers), cells] = 0
+        self.reads.reset(cells)
         self.dirty[cells] = False
         if self.swizzle is not None:
             self.swizzle[cells] = 0
         if self.objects is not None:
             self.objects[cells] = False
 
-    def row(self, agents: np.ndarray | int) -> np.ndarray | int:
-        """Return the rows of r_clock of `agents`, made where missing."""
-        top = int(np.max(agents))
-        if top >= self.rows.shape[0]:
-            self.rows = np.concatenate(
-                [self.rows, np.full(top + 1 - self.rows.shape[0], NEVER, np.int16)]
-            )
-        rows = self.rows[agents]
-        if np.min(rows) < 0:
-            for agent in np.unique(agents):
-                if self.rows[agent] < 0:
-                    self.rows[agent] = len(self.readers)
-                    self.readers.append(int(agent))
-            if len(self.readers) > self.r_clock.shape[0]:
-                more = max(4, len(self.readers) - self.r_clock.shape[0], self.r_clock.shape[0])
-                self.r_clock = np.concatenate(
-                    [self.r_clock, np.zeros((more, self.cells), np.int32)]
-                )
-            rows = self.rows[agents]
-        return rows
-
     def read(
         self, cells: np.ndarray, by: Access, clock: np.ndarray | int, line: int
     ) -> Found | None:
         """Check and record a read of `cells`; see the class."""
         found = self.check_read(cells, by)
-        row = self.row(by.agent)
-        self.r_clock[row, cells] = clock
-        self.r_line[cells] = line
+        self.reads.note(cells, by.agent, clock, line)
         return found
 
     def write(
@@ -282,14 +325,49 @@ class Shadow:
 
     def check_read(self, cells: np.ndarray, by: Access) -> Found | None:
         """Return the first conflict of a read with what was recorded."""
-        return self._after_writer(cells, by, "write-read")
+        found = self._after_writer(cells, by, "write-read")
+        return found or self._after_strong("write", cells, by, "write-read")
 
-    def check_write(self, cells: np.ndarray, by: Access) -> Found | None:
-        """Return the first conflict of a write with what was recorded."""
+    def check_write(self, cells: np.ndarray, by: Access, strong: bool = False) -> Found | None:
+        """Return the first conflict of a write with what was recorded.
+
+        `strong`: of one that synchronises, which others that do so may come beside.
+        """
         found = self._after_writer(cells, by, "write-write")
-        if found is None and self.readers:
-            found = self._after_readers(cells, by)
+        if found is None:
+            other = self.reads.unknown(cells, by, by.know)
+            found = other and ("read-write", *other)
+        if found is None and not strong:
+            found = self._after_strong("write", cells, by, "write-write")
+            found = found or self._after_strong("read", cells, by, "read-write")
         return found
+
+    def synchronise(
+        self, cells: np.ndarray, by: Access, clock: np.ndarray | int, line: int, write: bool
+    ) -> Found | None:
+        """Check and record an atomic, relaxed, acquiring, releasing or volatile access.
+
+        Others of these may come beside it (morally strong, PTX ISA 8.7.1); weak ones race with it.
+        """
+        if write:
+            found = self.check_write(cells, by, strong=True)
+            self.dirty[cells] = True
+            if self.swizzle is not None:
+                self.swizzle[cells] = 0
+        else:
+            found = self._after_writer(cells, by, "write-read")
+        seen = self.strong.setdefault("write" if write else "read", Seen(self.cells))
+        seen.note(cells, by.agent, clock, line)
+        return found
+
+    def _after_strong(self, what: str, cells: np.ndarray, by: Access, kind: str) -> Found | None:
+        seen = self.strong.get(what)
+        if seen is None:
+            return None
+        found = seen.unknown(cells, by, by.know)
+        if found is None and by.fenced is not None and what == "write":
+            kind, found = "proxy", seen.unknown(cells, by, by.fenced, below=by.generic)
+        return found and (kind, *found)
 
     def _after_writer(self, cells: np.ndarray, by: Access, kind: str) -> Found | None:
         writer, clock = self.w_agent[cells], self.w_clock[cells]
@@ -305,19 +383,6 @@ class Shadow:
                 at = int(np.flatnonzero(bad)[0])
                 return "proxy", at, int(writer[at]), int(self.w_line[cells[at]])
         return None
-
-    def _after_readers(self, cells: np.ndarray, by: Access) -> Found | None:
-        who = np.asarray(self.readers)
-        last = self.r_clock[: len(self.readers)][:, cells]  # [readers, cells]
-        if not last.any():
-            return None
-        known = _wide(by.know, int(who.max()) + 1)[..., who]
-        known = known[:, None] if by.rows is None else known[by.rows].T
-        bad = (last > known) & (who[:, None] != np.asarray(by.agent))
-        if not bad.any():
-            return None
-        row, at = np.argwhere(bad)[0]
-        return "read-write", int(at), int(who[row]), int(self.r_line[cells[at]])
 
     def record_write(
         self, cells: np.ndarray, agent: np.ndarray | int, clock: np.ndarray | int, line: int

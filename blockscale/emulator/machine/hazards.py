@@ -246,9 +246,6 @@ class Hazards:
         line = g.ins.line
         if write:
             self.over_mbarriers(cells, g.ins.opcode, line, g.warps[rows])
-        if sync:
-            shadow.dirty[cells] |= write
-            return
         clusters = g.w_cluster
         know = machine.clocks.know[clusters, g.w_agent]  # [W, A]
         agents = g.w_agent[rows]
@@ -256,7 +253,9 @@ class Hazards:
         one = g.W == 1
         by = Access(int(g.w_agent[0]), know[0]) if one else Access(agents, know, rows)
         when = int(clock[0]) if one else clock
-        if not write:
+        if sync:
+            found = shadow.synchronise(cells, by, when, line, write)
+        elif not write:
             found = shadow.read(cells, by, when, line)
         else:
             store = None if items is None else Store(cells, agents, offsets, size, items)

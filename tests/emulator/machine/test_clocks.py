@@ -210,14 +210,14 @@ def test_union_of_vectors_of_different_lengths():
 # shadows --------------------------------------------------------------------------------------
 def test_rows_of_readers_are_made_when_needed():
     world = World()
-    assert world.shadow.readers == []
-    rows = world.shadow.row(np.array([3, 1, 3]))
+    assert world.shadow.reads.agents == []
+    rows = world.shadow.reads.row(np.array([3, 1, 3]))
     assert rows[0] == rows[2] != rows[1]
-    assert sorted(world.shadow.readers) == [1, 3]
+    assert sorted(world.shadow.reads.agents) == [1, 3]
     for agent in range(40):
-        world.shadow.row(agent)
-    assert sorted(world.shadow.readers) == list(range(40))
-    assert world.shadow.row(3) == rows[0]
+        world.shadow.reads.row(agent)
+    assert sorted(world.shadow.reads.agents) == list(range(40))
+    assert world.shadow.reads.row(3) == rows[0]
 
 
 def test_reset_forgets():

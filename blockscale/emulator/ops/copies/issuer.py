@@ -190,7 +190,8 @@ class Issuer:
             return False
         if kind != "read-write":
             return True
-        return bool(shadow.r_clock[shadow.rows[other], cell] <= self.pipes[other - clocks.tensor])
+        reads = shadow.reads
+        return bool(reads.clock[reads.rows[other], cell] <= self.pipes[other - clocks.tensor])
 
     def start(self, op: Op) -> None:
         """Put an operation in flight by itself."""
@@ -299,7 +300,7 @@ def touch_reduction(who: Issuer, op: Op, offsets: np.ndarray, what: str) -> None
     lines = [x for x, opcode in machine.hazards.lines.items() if opcode.startswith(REDUCTIONS)]
     others = cells[~np.isin(shadow.w_line[cells], lines)]
     if len(others):
-        found = shadow.check_write(others, Access(op.agent, who.know))
+        found = shadow.check_write(others, Access(op.agent, who.know), strong=True)
         if found is not None:
             tell(who, op.agent, others, found, what, "error")
     if not shadow.dirty[cells].all():

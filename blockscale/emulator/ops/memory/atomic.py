@@ -162,6 +162,8 @@ class Atomic:
         cells = self.space.read(g, lanes[first], places)
         f, values = self.chosen(spot), np.ascontiguousarray(values)
         old = cells[which]
+        rest = np.delete(np.arange(len(lanes)), first)
+        self.space.note(g, lanes[rest], spot[rest], False)
         if len(places) == len(lanes):
             new = cells.copy()
             new[which] = f(old, values, more)
@@ -174,6 +176,7 @@ class Atomic:
             new = self.in_turn(g, cells, which, f, values, more, old)
         if (new != cells).any():  # a compare-and-swap that fails writes nothing
             self.space.write(g, lanes[first], places, new)
+            self.space.note(g, lanes[rest], spot[rest], True)
         return old
 
     def cells(self, g: Gang, lanes: np.ndarray, spot: np.ndarray) -> np.ndarray:
@@ -225,9 +228,6 @@ def build(
         lanes = g.lanes(m)
         where = pick(at(g), m, lanes)
         atomic.check(lanes, where)
-        release(g, lanes, where)
-        if g.machine.watch is not None:
-            g.machine.watch.give(g, lanes, where, ins.mods, GPU)
         for i, put in enumerate(outs):
             spot = where + np.uint64(i * size) if count > 1 else where
             values = pick(b[i](g), m, lanes)
@@ -235,6 +235,9 @@ def build(
             old = atomic.apply(g, lanes, spot, values, more)
             if put is not None:
                 put(g, None if m is None else lanes, old)
+        release(g, lanes, where)  # it tells of itself, too
+        if g.machine.watch is not None:
+            g.machine.watch.give(g, lanes, where, ins.mods, GPU)
         acquire(g, lanes, where)
         if g.machine.watch is not None:
             g.machine.watch.take(g, lanes, where, ins.mods, GPU)

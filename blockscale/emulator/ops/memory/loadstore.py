@@ -140,6 +140,15 @@ class Space:
                 lane=int(lanes[0]),
             )
 
+    def note(self, g: Gang, lanes: np.ndarray, at: np.ndarray, write: bool) -> None:
+        """Record accesses of shared memory whose bytes another lane reads or writes for these."""
+        if not self.space.startswith("shared"):
+            shared = window(at) == 1 if self.space == "" else np.zeros(len(at), bool)
+            lanes, at = lanes[shared], at[shared]
+        if len(at):
+            offsets = shared_offsets(g, lanes, at, self.size)
+            self.machine.hazards.shared(g, lanes, offsets, self.size, write, self.sync)
+
     def local(self, g: Gang, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return offsets into the gang's local memory."""
         low = (at & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -306,11 +315,11 @@ def store(c: Operands, ins: Instr) -> Callable[..., None]:
             for i, part in enumerate(get):
                 buffer[:, i] = pick(part(g), m, lanes)
             items = buffer.reshape(-1).view(whole_type(size * count))
-        if gives:
+        space.write(g, lanes, where, items)
+        if gives:  # after the store, which is told, too
             release(g, lanes, where)
             if g.machine.watch is not None:
                 g.machine.watch.give(g, lanes, where, ins.mods, SYSTEM)
-        space.write(g, lanes, where, items)
 
     return run
 

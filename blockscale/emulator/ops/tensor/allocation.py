@@ -276,7 +276,7 @@ def freeing(g: Gang, warp: Warp, column: int, number: int) -> None:
         )
     shadow.w_agent[cells] = -1
     shadow.w_clock[cells] = 0
-    shadow.r_clock[: len(shadow.readers), cells] = 0
+    shadow.reads.reset(cells)
 
 
 def check_columns(
