@@ -301,6 +301,24 @@ def test_rows_of_fp8(case, size, dtype, activation, gated, residual):
     )
 
 
+@pytest.mark.parametrize(("case", "size"), [("nvfp4", (15, 3)), ("int4 64 zeros", (14, 2))])
+def test_rows_of_fp8_with_a_nan(case, size):
+    """It spoils its row, wherever it is, and whatever is beside it; no other row."""
+    made = Case(case, *size, "float32", act_fmt="fp8")
+    clean, x = made.run(17), made.x
+    for row, places in enumerate(([0], [1], [7], [made.k - 1], [made.k // 2], range(made.k))):
+        x[row, places] = torch.nan
+    x[6:9] = 0
+    x[[6, 7], [0, made.k // 2]] = torch.nan
+    spoiled = np.isnan(moe.qdq(widen(x), "fp8")).any(-1)
+    assert spoiled.nonzero()[0].tolist() == [*range(8)]
+    for rows in (1, 3, 17):
+        y = made.run(rows)
+        assert y[spoiled[:rows]].isnan().all()
+        assert torch.equal(y[9:], clean[9:rows])
+    assert made.run(17)[8].isfinite().all()
+
+
 # ---- What CUDA kernels are handed ---------------------------------------------------------------
 
 

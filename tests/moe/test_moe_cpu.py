@@ -167,6 +167,32 @@ def test_small_numbers_beside_a_large_one(act_fmt):
         assert ref.row_error(y.reshape(1, -1), truth.reshape(1, -1)).max() < 1e-3
 
 
+@pytest.mark.parametrize("act_fmt", ["fp8", "nvfp4", "mxfp8", "mxfp4"])
+def test_not_a_number(act_fmt):
+    """It spoils its token, wherever it is, whatever is beside it; one in h that of its expert."""
+    spec = spec_of(64, 64, "nvfp4" if act_fmt == "nvfp4" else "mxfp4", act_fmt=act_fmt)
+    layer, kernel = layer_of(spec), compiled(spec, host.level())
+    hidden = moe.random_hidden(17, spec.hidden, spec.dtype)
+    for token, places in enumerate(([0], [1], [7], [15], [31], [33], [63], range(32))):
+        hidden[token, places] = np.nan
+    hidden[8:11] = 0
+    hidden[[8, 9], [0, 40]] = np.nan
+    ids, weights = moe.random_routing(17, spec.experts, spec.top_k)
+    truth = moe.fused_moe(hidden, layer, ids, weights, spec.dtype)
+    y = run(kernel, spec, layer, hidden, ids, weights)
+    assert np.array_equal(np.isnan(y), np.isnan(truth))
+    assert np.isnan(y[:10]).all()
+    assert np.isfinite(y[10:]).all()
+    hidden = moe.random_hidden(17, spec.hidden, spec.dtype)
+    clean = run(kernel, spec, layer, hidden, ids, weights)
+    for place in (0, 5, 40, 63):
+        spoiled = replace(layer, w13_scale=layer.w13_scale.copy())
+        spoiled.w13_scale[1, place, 0] = 0x7F if spec.fmt == "nvfp4" else 0xFF
+        y = run(kernel, spec, spoiled, hidden, ids, weights)
+        assert np.array_equal(np.isnan(y).all(-1), (ids == 1).any(-1))
+        assert np.array_equal(y[~(ids == 1).any(-1)], clean[~(ids == 1).any(-1)])
+
+
 CODED = [
     spec_of(128, 64, act_fmt="fp8", bias=True),
     spec_of(96, 64, "mxfp4", act_fmt="fp8", dtype="float16"),

@@ -14,7 +14,8 @@ bits, so w is exact in bfloat16, and two products at a time go to a float32 accu
 Its operands are held as uint16 bits.
 
 With act_fmt "fp8" rows of codes e4m3(x / f), f = max |x| / 448 of the row, are multiplied instead
-of x, and s is f * global_scale times the sum; where f is 0 they are zeros.
+of x, and s is f * global_scale times the sum; where f is 0 they are zeros.  A NaN makes its row
+NaN.
 
 Rows are padded with zeros to a multiple of ``row_tile``, so that a schedule sees whole tiles.
 Between loads and stores the rows of a gated weight are in another order, ``pair`` gates and then
@@ -99,8 +100,9 @@ def _rows_step(spec: Linear, row_tile: int, compute: str) -> Any:
                     vt * R + vi < rows, to_operand(widen(x[vt * R + vi, vk]), compute), zero
                 )
 
+    # Bits, since a maximum of float32 is a > b ? a : b, which loses a NaN and what was before it.
     def magnitude(x, rows, row, k):
-        return T.if_then_else(row < rows, T.fabs(widen(x[row, k])), T.float32(0))
+        return T.if_then_else(row < rows, formats.abs_bits(widen(x[row, k])), 0)
 
     def ratio(x, F, rows, t, i, k):
         there = tirx.And(t * R + i < rows, F[t, i] != T.float32(0))
@@ -110,17 +112,17 @@ def _rows_step(spec: Linear, row_tile: int, compute: str) -> Any:
     def quantised(x, A, F, rows):
         P = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R, K), "float32")
         Q = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R, K), "int32")
-        M = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R), "float32")
+        M = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R), "int32")
         for t, i, k in T.grid(tiles_of(rows, row_tile), R, K):
             with T.sblock("row_most"):
                 vt, vi, vk = T.axis.remap("SSR", [t, i, k])
                 with T.init():
-                    M[vt, vi] = T.float32(0)
+                    M[vt, vi] = 0
                 M[vt, vi] = T.max(M[vt, vi], magnitude(x, rows, vt * R + vi, vk))
         for t, i in T.grid(tiles_of(rows, row_tile), R):
             with T.sblock("row_factor"):
                 vt, vi = T.axis.remap("SS", [t, i])
-                F[vt, vi] = M[vt, vi] / T.float32(FP8_MAX)
+                F[vt, vi] = formats.from_bits(M[vt, vi]) / T.float32(FP8_MAX)
         for t, i, k in T.grid(tiles_of(rows, row_tile), R, K):
             with T.sblock("row_ratio"):
                 vt, vi, vk = T.axis.remap("SSS", [t, i, k])

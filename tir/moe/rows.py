@@ -3,7 +3,8 @@
 ``act_fmt`` of a row x (float32 steps): "fp8": s = max|x| / 448, e4m3(x / s) * s; "fp8_tensor": s is
 given; "nvfp4": blocks of 16, b = e4m3(max|x| / (6 s)), e2m1(x / (b s)) * (b s), s is given;
 "mxfp4": blocks of 32, b the power of two at or above max|x| / 6, e2m1(x / b) * b; "mxfp8":
-likewise max|x| / 448 and e4m3.  Where a factor is 0, zeros.
+likewise max|x| / 448 and e4m3.  Where a factor is 0, zeros.  A NaN makes all
+numbers of its factor NaN.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
 
     # Numbers that formulas have many times are stored: as expressions they would make trees of
     # thousands of nodes, of which TVM's passes take seconds.
-    def scale_byte(largest: PrimExpr, given: Any) -> PrimExpr:
+    def scale_byte(most_bits: PrimExpr, given: Any) -> PrimExpr:
+        largest = formats.from_bits(most_bits)
         if spec.act_fmt == "nvfp4":
             return formats.e4m3_encode(largest / (tirx.const(FP4_MAX, "float32") * given[0]))
         if spec.act_fmt in MX_FORMATS:
@@ -110,48 +112,51 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
             return formats.ue8m0_encode_ceil(largest / tirx.const(most, "float32"))
         return tirx.const(0, "int32")
 
-    def factor_of(largest: PrimExpr, given: Any, byte: PrimExpr) -> PrimExpr:
+    def factor_of(most_bits: PrimExpr, given: Any, byte: PrimExpr) -> PrimExpr:
+        largest = formats.from_bits(most_bits)
+        some = most_bits > tirx.const(0, "int32")
         if spec.act_fmt == "fp8":
             return largest / tirx.const(FP8_MAX, "float32")
         if spec.act_fmt == "fp8_tensor":
             return given[0]
         if spec.act_fmt != "nvfp4":
-            return tirx.Select(largest > f0, formats.ue8m0_decode(byte), f0)
-        return tirx.Select(largest > f0, formats.e4m3_decode(byte) * given[0], f0)
+            return tirx.Select(some, formats.ue8m0_decode(byte), f0)
+        return tirx.Select(some, formats.e4m3_decode(byte) * given[0], f0)
 
     four_bits = spec.act_fmt in ("nvfp4", "mxfp4")
     encode = formats.e2m1_encode if four_bits else formats.e4m3_encode
     decoded = formats.e2m1_decode if four_bits else formats.e4m3_decode
 
+    # Bits, since a maximum of float32 is a > b ? a : b, which loses a NaN and what was before it.
     @T.inline
-    def amax(values, source, largest, used, first, tiles, R):
+    def amax(values, source, most_bits, used, first, tiles, R):
         for t, i, b, k in T.grid(tiles, R, blocks, each):
             with T.sblock(f"amax{which}"):
                 vt, vi, vb, vk = T.axis.remap("SSSR", [t, i, b, k])
                 T.where(t < used[0])
                 with T.init():
-                    largest[vt, vi, vb] = f0
-                largest[vt, vi, vb] = T.max(
-                    largest[vt, vi, vb],
-                    T.fabs(value(values, source, first, vt, vi, vb * each + vk)),
+                    most_bits[vt, vi, vb] = 0
+                most_bits[vt, vi, vb] = T.max(
+                    most_bits[vt, vi, vb],
+                    formats.abs_bits(value(values, source, first, vt, vi, vb * each + vk)),
                 )
 
     @T.inline
-    def factors(largest, given, factor, used, tiles, R):
+    def factors(most_bits, given, factor, used, tiles, R):
         for t, i, b in T.grid(tiles, R, blocks):
             with T.sblock(f"factor{which}"):
                 vt, vi, vb = T.axis.remap("SSS", [t, i, b])
                 T.where(t < used[0])
                 byte = T.sblock_alloc_buffer((i64(1),), "int32")
-                byte[0] = scale_byte(largest[vt, vi, vb], given)
-                factor[vt, vi, vb] = factor_of(largest[vt, vi, vb], given, byte[0])
+                byte[0] = scale_byte(most_bits[vt, vi, vb], given)
+                factor[vt, vi, vb] = factor_of(most_bits[vt, vi, vb], given, byte[0])
 
     @T.inline
     def quantise(values, given, laid, source, used, first, tiles, R):
-        largest = T.sblock_alloc_buffer((tiles, R, blocks), "float32")
+        most_bits = T.sblock_alloc_buffer((tiles, R, blocks), "int32")
         factor = T.sblock_alloc_buffer((tiles, R, blocks), "float32")
-        amax(values, source, largest, used, first, tiles, R)
-        factors(largest, given, factor, used, tiles, R)
+        amax(values, source, most_bits, used, first, tiles, R)
+        factors(most_bits, given, factor, used, tiles, R)
         for t, i, k in T.grid(tiles, R, K):
             with T.sblock(f"rows{which}"):
                 vt, vi, vk = T.axis.remap("SSS", [t, i, k])
