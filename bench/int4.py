@@ -4,8 +4,8 @@
     python -m bench.int4 --library dist/int4-sm90a.so --out int4.json
 
 The first where nvcc is, the second where the GPU is.  Calls are captured in a CUDA graph, each on
-another copy of the weight, so that no weight comes from the L2 cache.  A case that is wrong is not
-timed.
+another copy of the weight: each graph reads more than three times the L2 cache.  A case that is
+wrong is not timed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import torch
 
 import blockscale as bs
 from bench import measure
+from bench.gpu.linear import REPLAYS, copies_of, microseconds
 from blockscale.specs.int4 import TILES, Int4Mm
 
 FORMAT = 1
-COLD_BYTES = 200 << 20
-"""Copies of a weight are as large together: four times the L2 cache of an H200."""
-
-CALLS, REPLAYS = 40, 15
 ROWS = (1, 16, 64, 256, 4096)
 BOUND = {torch.bfloat16: 6e-3, torch.float16: 2e-3}
 """Relative error of a row: weights and results are rounded to 16 bits, 2^-9 and 2^-12 at most."""
@@ -127,19 +124,14 @@ def error_of(case: Case, rows: int, weight: Any, values: torch.Tensor) -> float:
     return measure.row_error(got, torch.cat(want))
 
 
-def microseconds(calls: list[Any]) -> float:
-    """Return the median time of a call; ``calls`` follow each other in a graph."""
-    return measure.capture(calls, CALLS).median_us(REPLAYS)
-
-
-def measured(case: Case, session: measure.Session) -> None:
+def measured(case: Case, session: measure.Session, replays: int) -> None:
     """Add a row of the table for each number of rows."""
     weight, values = weight_of(case, 0)
-    copies = max(1, min(CALLS, COLD_BYTES // weight.packed.nbytes))
+    copies = copies_of(weight.packed.nbytes)
     weights = [weight] + [weight_of(case, i)[0] for i in range(1, copies)]
     dense = values.to(case.dtype)
-    many = max(1, min(CALLS, COLD_BYTES // dense.nbytes))
-    denses = [dense[0].clone() for _ in range(many)] if not case.experts else []
+    many = 0 if case.experts else copies_of(dense.nbytes)
+    denses = [dense[0].clone() for _ in range(many)]
     for rows in ROWS:
         row: dict[str, Any] = {"kernel": case.spec.name, "rows": rows}
         row["error"] = error_of(case, rows, weight, values)
@@ -147,9 +139,11 @@ def measured(case: Case, session: measure.Session) -> None:
         if row["right"]:
             x = torch.randn(rows, case.k, device="cuda").to(case.dtype)
             offsets = offsets_of(case, rows)
-            row["us"] = microseconds([partial(call, x, each, offsets) for each in weights])
+            calls = [partial(call, x, each, offsets) for each in weights]
+            row["us"] = microseconds(calls, replays)
             if denses:
-                row["torch_us"] = microseconds([partial(torch.matmul, x, d) for d in denses])
+                calls = [partial(torch.matmul, x, d) for d in denses]
+                row["torch_us"] = microseconds(calls, replays)
         session.add(row, line(row))
 
 
@@ -166,7 +160,7 @@ def line(row: dict[str, Any]) -> str:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Print names, or measure; return 1 if a result is wrong."""
-    options = measure.parsed(measure.parser("bench.int4", __doc__), given, needed=())
+    options = measure.parsed(measure.parser("bench.int4", __doc__, REPLAYS), given, needed=())
     cases = {case.spec.name: case for case in CASES}
     if options.names:
         print("\n".join(cases))
@@ -178,7 +172,7 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
     for name in measure.chosen(cases, options.only):
-        measured(cases[name], session)
+        measured(cases[name], session, options.replays)
     return measure.status("bench.int4", [r["kernel"] for r in session.cases if not r["right"]])
 
 

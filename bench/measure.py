@@ -65,6 +65,19 @@ def cold_sets(size: int, cache_bytes: int) -> int:
     return min(MOST_LAUNCHES, max(2, CACHES * cache_bytes // size + 1))
 
 
+def l2_bytes() -> int:
+    """Return the size of the GPU's L2 cache."""
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def whole_turns(least: int, sets: int) -> int:
+    """Return at least ``least`` launches in which each of ``sets`` has as many turns.
+
+    Then no set has another turn, in a graph or from one replay to the next, before all the others.
+    """
+    return sets * math.ceil(max(1, least) / sets)
+
+
 def launches_of(us: float, sets: int, graph_us: float = GRAPH_US, most: int = MOST_LAUNCHES) -> int:
     """Return a multiple of ``sets``: so many launches of ``us`` take about ``graph_us``."""
     return sets * max(1, min(most // sets, math.ceil(graph_us / us / sets)))

@@ -4,8 +4,8 @@
     python -m bench.gpu.linear --library dist/linear-sm90a.so --out linear.json
 
 The first where nvcc is, the second where the GPU is.  Calls are captured in a CUDA graph, each on
-another copy of the weight, so that no weight comes from the L2 cache.  A case that is wrong is not
-timed.  The others are those of `bench.peers.linear` that are installed.
+another copy of the weight: each graph reads more than three times the L2 cache.  A case that is
+wrong is not timed.  The others are those of `bench.peers.linear` that are installed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ from blockscale.demo.timing import versions
 from blockscale.specs import Linear
 
 FORMAT = 2
-COLD_BYTES = 200 << 20
-"""Copies of a weight are as large together: four times the L2 cache of an H200."""
-
 OURS, TORCH = "blockscale", "torch"
 CALLS, REPLAYS = 40, 15
 WARM_S = 0.03
 """Seconds of copies before each row: clocks fall while a weight is prepared."""
 
 FEWER, FEWER_FROM = 10, 512
-"""Calls in a graph of so many rows and more, each of which takes long."""
+"""Calls in a graph, at least, of so many rows and more, each of which takes long."""
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096)
 BOUND, OTHERS_BOUND = 5e-3, 1e-2
@@ -94,6 +91,11 @@ def weight_of(case: Case, seed: int) -> Weight:
     return Weight("int4", case.group, codes, scale, dense)
 
 
+def copies_of(held: int) -> int:
+    """Return how many weights of so many bytes are more than the L2 cache holds, three times."""
+    return measure.cold_sets(held, measure.l2_bytes())
+
+
 def ours(weight: Weight, x: Tensor, copies: int) -> list[Callable[[], Tensor]]:
     """Return calls of ours, each on another copy of the weight."""
     group = weight.group if weight.fmt == "int4" else None
@@ -109,12 +111,12 @@ def ours(weight: Weight, x: Tensor, copies: int) -> list[Callable[[], Tensor]]:
 class Bench:
     """All contenders on one weight."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.weight = case, weight_of(case, 0)
+    def __init__(self, case: Case, replays: int) -> None:
+        self.case, self.replays, self.weight = case, replays, weight_of(case, 0)
         self.held = self.weight.packed.nbytes + self.weight.block_scale.nbytes
-        self.copies = max(1, min(CALLS, COLD_BYTES // self.held + 1))
+        self.copies = copies_of(self.held)
         dense = self.weight.dense
-        self.denses = [dense.clone() for _ in range(max(1, min(CALLS, COLD_BYTES // dense.nbytes)))]
+        self.denses = [dense.clone() for _ in range(copies_of(dense.nbytes))]
         self.contenders: dict[str, Callable[[Tensor, int], list[Callable[[], Tensor]]]] = {
             OURS: partial(ours, self.weight)
         }
@@ -134,11 +136,11 @@ class Bench:
     def row(self, rows: int) -> dict[str, Any]:
         """Return one row of the table."""
         case, dense = self.case, self.weight.dense
-        x = torch.randn(rows, case.k, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(rows, case.k, device=dense.device, dtype=torch.bfloat16)
         torch.backends.cuda.matmul.allow_tf32 = False
         kind = torch.float64 if rows <= 256 else torch.float32
         want = functional.linear(x.to(kind), dense.to(kind))
-        launches = CALLS if rows < FEWER_FROM else FEWER
+        least = CALLS if rows < FEWER_FROM else FEWER
         graphs: dict[str, measure.Captured] = {}
         errors: dict[str, float] = {}
         for name, make in self.contenders.items():
@@ -146,13 +148,14 @@ class Bench:
                 calls = make(x, self.copies)
                 errors[name] = measure.row_error(calls[0](), want)
                 if errors[name] < (BOUND if name == OURS else OTHERS_BOUND):
+                    launches = measure.whole_turns(least, len(calls))
                     graphs[name] = measure.capture(calls, launches)
             except Exception as failure:  # of another's code, or of ours: said in the results
                 self._fails(f"{name}, {rows} rows", failure)
         denses = [partial(functional.linear, x, each) for each in self.denses]
-        graphs[TORCH] = measure.capture(denses, launches)
+        graphs[TORCH] = measure.capture(denses, measure.whole_turns(least, len(denses)))
         measure.warm_up(WARM_S)
-        us = {name: each.us for name, each in measure.interleaved(graphs, REPLAYS).items()}
+        us = {name: each.us for name, each in measure.interleaved(graphs, self.replays).items()}
         others = [name for name in errors if name != OURS]
         return {
             "kernel": case.spec.name,
@@ -167,9 +170,9 @@ class Bench:
         }
 
 
-def microseconds(calls: list[Any]) -> float:
+def microseconds(calls: list[Any], replays: int) -> float:
     """Return the median time of a call; ``calls`` follow each other in a graph."""
-    return measure.capture(calls, CALLS).median_us(REPLAYS)
+    return measure.capture(calls, measure.whole_turns(CALLS, len(calls))).median_us(replays)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -188,7 +191,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Print names, or measure; return 1 if a result is wrong."""
-    options = measure.parsed(measure.parser("bench.gpu.linear", __doc__), given, needed=())
+    parser = measure.parser("bench.gpu.linear", __doc__, REPLAYS)
+    options = measure.parsed(parser, given, needed=())
     cases = {case.spec.name: case for case in CASES}
     if options.names:
         print("\n".join((*cases, *WEIGHTS)))
@@ -198,6 +202,7 @@ def main(given: Sequence[str] | None = None) -> int:
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     found = versions({peer.package: peer.package for peer in PEERS if not peer.missing()})
     peers = {peer.name: peer.of + found[peer.package] for peer in PEERS if peer.package in found}
+    about["cache_multiple"] = str(measure.CACHES)
     session = measure.Session("linear", options, FORMAT, rows="rows", peers=peers, **about)
     torch.manual_seed(0)
     if not Humming.missing():
@@ -209,7 +214,7 @@ def main(given: Sequence[str] | None = None) -> int:
         session.note("compiled", Humming.name)
     failed: dict[str, str] = {}
     for name in measure.chosen(cases, options.only):
-        bench = Bench(cases[name])
+        bench = Bench(cases[name], options.replays)
         for rows in ROWS:
             row = bench.row(rows)
             session.add(row, line(row))

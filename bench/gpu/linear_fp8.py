@@ -15,7 +15,7 @@ each a whole call of `blockscale.linear`:
 Beside them torch's bfloat16 product, and torch._scaled_mm of E4M3 by E4M3 with scales of rows; its
 rows were quantised before, and its time is that of the product alone.  Errors are those of rows, of
 FP8 against products of the rounded rows (and weight).  Calls are captured in a CUDA graph, each on
-another copy of the weight.
+another copy of the weight: each graph reads more than three times the L2 cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn import functional
 
 import blockscale as bs
 from bench import measure
-from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, WEIGHTS, microseconds
+from bench.gpu.linear import BOUND, REPLAYS, SIZES, WEIGHTS, copies_of, microseconds
 from bench.moe.data import row_scales
 from bench.moe.fp8 import four_bits, quantised
 from blockscale.specs import Linear
@@ -113,8 +113,8 @@ def options_of(road: str) -> dict[str, Any]:
 
 
 def copies(weight: bs.LinearWeights) -> list[bs.LinearWeights]:
-    """Return as many copies of a weight as do not fit into the L2 cache, `CALLS` at most."""
-    count = max(1, min(CALLS, COLD_BYTES // (weight.packed.nbytes + weight.block_scale.nbytes)))
+    """Return as many copies of a weight as do not fit into the L2 cache."""
+    count = copies_of(weight.packed.nbytes + weight.block_scale.nbytes)
     return [
         bs.LinearWeights.of(weight.meta(), {name: t.clone() for name, t in weight.tensors()})
         for _ in range(count)
@@ -134,10 +134,10 @@ def contenders(
     made: dict[str, list[Any]] = {}
     for road, each in weights.items():
         made[road] = [partial(bs.linear, x, weight, **options_of(road)) for weight in each]
-    count = max(1, min(CALLS, COLD_BYTES // dense.nbytes))
+    count = copies_of(dense.nbytes)
     made["torch"] = [partial(functional.linear, x, dense.clone()) for _ in range(count)]
     (codes, scale), (rows, of_rows) = scaled(dense), scaled(x)
-    for _ in range(max(1, min(CALLS, COLD_BYTES // codes.nbytes))):
+    for _ in range(copies_of(codes.nbytes)):
         other = codes.clone().t()
         call = partial(torch._scaled_mm, rows, other, scale_a=of_rows, scale_b=scale.t(),
                        out_dtype=torch.bfloat16)  # fmt: skip
@@ -145,7 +145,9 @@ def contenders(
     return made
 
 
-def measured(key: str, n: int, k: int, session: measure.Session, device: str = "cuda") -> None:
+def measured(
+    key: str, n: int, k: int, session: measure.Session, replays: int, device: str = "cuda"
+) -> None:
     """Add a row of the table for each number of rows of x."""
     kind = KINDS[key]
     given, exact = weight_of(kind, n, k, device)
@@ -174,7 +176,7 @@ def measured(key: str, n: int, k: int, session: measure.Session, device: str = "
         )
         if row["right"]:
             calls = contenders(x, weights, dense)
-            row["us"] = {name: microseconds(each) for name, each in calls.items()}
+            row["us"] = {name: microseconds(each, replays) for name, each in calls.items()}
         session.add(row, line(row))
 
 
@@ -195,7 +197,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Print names, or measure; return 1 if a result is wrong."""
-    parser = measure.parser("bench.gpu.linear_fp8", __doc__)
+    parser = measure.parser("bench.gpu.linear_fp8", __doc__, REPLAYS)
     options = measure.parsed(parser, given, needed=())
     cases = {f"{key} {n}x{k}": (key, n, k) for key in KINDS for n, k in SIZES if fits(key, k)}
     chosen = [cases[name] for name in measure.chosen(cases, options.only)]
@@ -210,7 +212,7 @@ def main(given: Sequence[str] | None = None) -> int:
     session = measure.Session("linear-fp8", options, FORMAT, rows="rows", **about)
     torch.manual_seed(1)  # not that of weights: rows of x would be rows of the weight
     for key, n, k in chosen:
-        measured(key, n, k, session)
+        measured(key, n, k, session, options.replays)
     wrong = [f"{row['weight']} {row['n']}x{row['k']}" for row in session.cases if not row["right"]]
     return measure.status("bench.gpu.linear_fp8", wrong)
 

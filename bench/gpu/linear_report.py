@@ -13,7 +13,13 @@ COLUMNS = (1, 8, 16, 64, 128, 256, 512, 1024, 4096)
 RANGES = ((1, 16), (32, 64), (128, 256), (384, 768), (1024, 4096))
 """Rows of x, from and to, over which means are taken."""
 
-Means = list[tuple[float, float, float]]
+FEWER, FEWER_FROM = 10, 512
+"""Launches of a graph of so many rows and more, in results without "cache_multiple"."""
+
+BYTES_A_US = 4.3e6
+"""What floors are made with."""
+
+Means = list[tuple[float, float, float] | None]
 
 
 def _spec(name: str) -> Linear:
@@ -47,7 +53,26 @@ def section(result: Results, source: str = "") -> str:
         peers=list(result["peers"]),
         worst=max(row["error"] for row in result["rows"] if row["right"]),
         wrong=sum(not row["right"] for row in result["rows"]),
+        cached=_cached(result),
+        cached_from=FEWER_FROM,
+        cached_launches=FEWER,
     )
+
+
+def _cached(result: Results) -> list[str]:
+    """Return the sizes whose weights may have come from the L2 cache: a graph's have fewer bytes.
+
+    Since results say their "cache_multiple" no graph reads less than so many times the cache.
+    """
+    if "cache_multiple" in result:
+        return []
+    found: dict[str, None] = {}
+    for row in result["rows"]:
+        spec = _spec(row["kernel"])
+        held = row["floor_us"] * BYTES_A_US - 2 * row["rows"] * (spec.n + spec.k)
+        if row["rows"] >= FEWER_FROM and FEWER * held < result["machine"]["l2_bytes"]:
+            found[f"{spec.n} x {spec.k}"] = None
+    return [*found]
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, Means]]:
@@ -65,6 +90,6 @@ def _means(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, Means]]:
                     if low <= row["rows"] <= high and row["right"]
                     if (other := row["torch_us"] if beside == "torch" else row["peers"].get(beside))
                 ]
-                if ratios:
-                    means.append((geometric_mean(ratios), min(ratios), max(ratios)))
+                mean = (geometric_mean(ratios), min(ratios), max(ratios)) if ratios else None
+                means.append(mean)
             yield name, beside, means

@@ -57,17 +57,21 @@ def test_all_contenders_are_run(key: str, monkeypatch: pytest.MonkeyPatch) -> No
     roads = {road: ("linear", *acts) for road, acts in made.items()}
     monkeypatch.setattr(linear_fp8, "ROADS", roads)
     monkeypatch.setattr(linear_fp8, "ROWS", (1, 17))
-    monkeypatch.setattr(linear_fp8, "COLD_BYTES", 1)
-    monkeypatch.setattr(linear_fp8, "microseconds", lambda calls: float(len([c() for c in calls])))
+    monkeypatch.setattr(linear_fp8, "copies_of", lambda held: 2)
+
+    def microseconds(calls: list[Any], replays: int) -> float:
+        return float(replays * len([call() for call in calls]))
+
+    monkeypatch.setattr(linear_fp8, "microseconds", microseconds)
     session = Session()
-    linear_fp8.measured(key, 96, 256, session, "cpu")
+    linear_fp8.measured(key, 96, 256, session, 5, "cpu")
     assert [row["rows"] for row in session.cases] == [1, 17]
     for row in session.cases:
         assert row["right"], row
         assert list(row["us"]) == [*roads, "torch", "_scaled_mm"]
-        assert {row["us"][road] for road in roads} == {1.0}
+        assert {row["us"][road] for road in roads} == {10.0}
         assert "96 x    256" in row["said"]
     monkeypatch.setattr(linear_fp8, "quantised", lambda x: x.float())
-    linear_fp8.measured(key, 96, 256, session, "cpu")
+    linear_fp8.measured(key, 96, 256, session, 5, "cpu")
     assert not session.cases[-1]["right"]
     assert "WRONG" in session.cases[-1]["said"]
