@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from tests.kit.helpers import random_matrix, same_bytes, tensor, widen
+from tests.kit.paths import ROOT
 from tests.reference import core as ref
 
 cpu = pytest.importorskip(
@@ -304,3 +305,24 @@ def test_tables_of_fp8_rows():
     assert "| mxfp4 | 8 bits, to 16 bits | 1.70 |" in text  # the root of 1.2 * 2.4
     assert "| mxfp4 | fast, to humming-kernels | 1.50 |" in text
     assert "int4 | fast" not in text
+
+
+def test_the_table_of_two_files_is_that_of_the_results():
+    """In docs/cpu.md, 1 and 16 threads: times, and the ratios that the files hold, or none."""
+    text = (ROOT / "docs/cpu.md").read_text(encoding="utf-8")
+    text = text.split("## On 16 cores of a Xeon")[1]
+    rows = [line.split(" | ") for line in re.findall(r"^\| (\d.*) \|$", text, re.M)]
+    links = dict(re.findall(r"\[(\d+)\]\(\.\./(bench/results/\S+\.json)\)", text))
+    wanted = []
+    for threads, link in links.items():
+        for case in json.loads((ROOT / link).read_text())["cases"]:
+            cells = [threads, str(case["shape"]["rows"])]
+            for each in case["comparisons"]:
+                cells += [
+                    report.time_text(case["times"][each[who]]["median"])
+                    for who in ("ours", "other")
+                ]
+                ratio = each["ratio"]
+                cells.append(tables.BUSY if ratio is None else f"{ratio:.2f} x")
+            wanted.append(cells)
+    assert rows == wanted
