@@ -106,6 +106,7 @@ def test_every_road_is_measured(tmp_path, capfd, monkeypatch, name):
         assert all(each["error"] < engines.BOUND for each in row["decode"])
         assert row["prefill"]["tokens"] == 24
         assert ("write_s" in row) == (road != "bfloat16")
+        assert ("load_s" in row) == (road != "bfloat16"), "random weights are not loaded"
     assert roads["ours"]["generated"] == [2, 9]
     assert roads["ours"]["bytes"] < 0.6 * roads["bfloat16"]["bytes"]
     assert "x1.00 of bfloat16" in capfd.readouterr().out
@@ -149,14 +150,25 @@ def test_bounds_count_the_experts_that_are_hit():
 def test_the_table_says_how_much_faster():
     row = {"how": "graph", "batch": 1, "tokens_s": 100.0, "floor_us": 1.0, "error": 0.0}
     rows = [
-        {"case": "m-head", "road": "ours", "decode": [{**row, "us": 40.0}]},
+        {
+            "case": "m-head",
+            "road": "ours",
+            "decode": [{**row, "us": 40.0}],
+            "load_s": 2.0,
+            "bytes": 5e9,
+            "load_peak_bytes": 6e9,
+        },
         {
             "case": "m",
             "road": "bfloat16",
+            "bytes": 16e9,
+            "load_peak_bytes": 17e9,
             "decode": [{**row, "us": 120.0}, {**row, "us": 100.0}, {"failed": "memory"}],
         },
     ]
-    first, *others = engines.lines(rows)
+    loaded, first, made, *others = engines.lines(rows)
+    assert loaded.endswith("loaded in 2.0 s, 5.0 GB, peak meanwhile 6.0")
+    assert made.endswith("made, not loaded, 16.0 GB, peak meanwhile 17.0")
     assert first.endswith("x2.50 of bfloat16"), "the faster of both ways to run experts"
     assert [line[-18:] for line in others[:2]] == [" x0.83 of bfloat16", " x1.00 of bfloat16"]
     assert "memory" in others[2]
