@@ -15,6 +15,7 @@ from rich.text import Text
 from blockscale.cli.common import (
     JSON,
     LEVEL,
+    committed,
     completed,
     console,
     counted,
@@ -66,7 +67,7 @@ _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
     multiple=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where to look schedules up, first one first; the package's logs by default.",
+    help="Where to look schedules up, first one first; the package's logs come last.",
 )
 @JSON
 def build(
@@ -103,7 +104,7 @@ def build(
     from blockscale.building.builder import build as run
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    dirs = list(logs_dirs) or None
+    dirs = [*logs_dirs, committed()]  # as `blockscale.build` has them
     manifest = run(wanted, output, level=chosen or level, logs_dirs=dirs, ptx=ptx)
     if as_json:
         print_json({"library": str(output), **manifest})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import blockscale as bs
 from blockscale import specs
 from blockscale.base import abi, host
 from blockscale.base.manifest import BLOCKSCALE_ABI, append_manifest
@@ -300,6 +301,24 @@ def test_a_library_that_cannot_be_written_is_not_built(monkeypatch, capsys, tmp_
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     code, _, err = call(monkeypatch, capsys, "build", name, "-o", str(tmp_path / "a.so"), *target)
     assert (code, f"{tmp_path} is not writable" in err) == (2, True)
+
+
+def test_the_packages_logs_come_last(monkeypatch, capsys, tmp_path):
+    """The command looks where `blockscale.build` does."""
+    seen = []
+
+    def build(wanted, out, *, logs_dirs, **_):
+        seen.append(list(logs_dirs))
+        return manifest()
+
+    monkeypatch.setattr("blockscale.building.builder.build", build)
+    monkeypatch.setattr("blockscale.runtime.library.load", lambda path: None)
+    out = str(tmp_path / "a.so")
+    for given in ([], [tmp_path]):
+        bs.build([NAME], out, logs=given)
+        options = [word for folder in given for word in ("--logs", str(folder))]
+        assert call(monkeypatch, capsys, "build", NAME, "-o", out, "--json", *options)[0] == 0
+    assert seen == 2 * [[common.committed()]] + 2 * [[tmp_path, common.committed()]]
 
 
 def test_an_error_as_json(monkeypatch, capsys):
