@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockscale import checkpoints
+from blockscale.checkpoints.convert.convert import convert
+from blockscale.runtime import jit, library
 from tests.checkpoints.test_checkpoint_fuzz import SOUND
 from tests.checkpoints.test_checkpoint_layouts import experts
 from tests.cli.test_cli import call
@@ -154,6 +157,27 @@ def test_inspect_names_weights_that_cannot_be_read_and_goes_on(monkeypatch, caps
     code, out, _ = call(monkeypatch, capsys, "inspect", str(path))
     assert code == 0
     assert "warning: p.weight: 1 cannot be read: p.weight has a low-rank part" in out
+    assert "1 .. 1" in out
+
+
+@pytest.mark.parametrize("layout", ["marlin", "deepgemm"])
+def test_inspect_goes_on_where_no_kernel_undoes_a_layout(monkeypatch, capsys, tmp_path, layout):
+    """Without the compiler a weight in such a layout is a warning, and the others are shown."""
+    codes, scale, top, _ = files.nvfp4(np.random.default_rng(5), 64, 64)
+    tensors = {"p.weight": files.nibbles(codes), "p.weight_scale": scale}
+    tensors |= {"p.weight_scale_2": np.asarray(top), "q.weight": np.ones(2, np.float32)}
+    convert(checkpoints.open(files.folder(tmp_path / "in", tensors)), tmp_path / "c", layout=layout)
+
+    def function(spec, *_):
+        raise RuntimeError(f"{spec.name}: to be built it needs tvm, which is not installed")
+
+    capsys.readouterr()  # what was built
+    library.remembered.clear()
+    monkeypatch.setattr(jit, "function", function)
+    code, out, err = call(monkeypatch, capsys, "inspect", str(tmp_path / "c"))
+    assert (code, err) == (0, "")
+    assert "warning: p.weight: 1 cannot be read: relayout_" in out
+    assert "to be built it needs tvm" in out
     assert "1 .. 1" in out
 
 
