@@ -36,6 +36,7 @@ class Linear(Prepared):
     """
 
     _names: tuple[str, ...] = (*TENSORS, "weight", "pre_quant_scale")
+    _kind = LinearWeights
     packed: Tensor | None
     block_scale: Tensor | None
     global_scale: Tensor | None
@@ -240,15 +241,26 @@ class Linear(Prepared):
 
     def _take(self, meta: dict[str, Any], state: Mapping[str, Any], prefix: str) -> None:
         packed = state.get(prefix + "packed")
-        if packed is not None and "layout" not in meta:  # a state of version 0.1.0
-            group = QUANTIZED[meta["fmt"]].block
+        fmt = meta.get("fmt")
+        if packed is not None and fmt in QUANTIZED and "layout" not in meta:  # of version 0.1.0
+            group = QUANTIZED[fmt].block
             sizes = {"n": packed.shape[0], "k": 2 * packed.shape[1], "group": group}
             meta = (
                 {"gated": False, "zeros": False, "layout": "linear", "dtype": None} | meta | sizes
             )
         super()._take(meta, state, prefix)
 
+    def _may_have(self, meta: Mapping[str, Any], name: str) -> bool:
+        if name == "weight":
+            return meta.get("fmt") == "dense"
+        return name in ("bias", "pre_quant_scale") or meta.get("fmt") != "dense"
+
     def _check_meta(self, meta: Mapping[str, Any]) -> None:
+        if meta.get("fmt") not in (*QUANTIZED, "int4", "dense"):
+            raise ValueError(
+                f"the state has fmt={meta.get('fmt')!r}, which is no format of a Linear; load it "
+                "into a module of the kind that saved it"
+            )
         if bool(meta.get("gated")) != self.gated:
             raise ValueError(
                 f"the state has gated={bool(meta.get('gated'))}, but the module has gated="
@@ -300,6 +312,7 @@ class Int4Linear(Linear):
     """
 
     _names = Int4Weight.names
+    _kind = Int4Weight
     _quantising: tuple[torch.dtype, list[int], list[Tensor], LinearWeights] | None = None
     """What calls with an act_fmt multiply; before it what it was made of, to see it changed."""
 
@@ -314,6 +327,13 @@ class Int4Linear(Linear):
         self.activation, self.act_fmt, self.fast_accum = "none", None, False
         meta = {} if weight is None else weight.meta()
         self._hold({**meta, "fmt": "int4"}, {} if weight is None else dict(weight.tensors()))
+
+    def _check_meta(self, meta: Mapping[str, Any]) -> None:
+        if meta.get("fmt") != "int4":
+            raise ValueError(
+                f"the state has fmt={meta.get('fmt')!r}, but an Int4Linear has INT4 weights; load "
+                "it into a Linear"
+            )
 
     @property
     def prepared(self) -> Int4Weight:
@@ -333,7 +353,7 @@ class Int4Linear(Linear):
         return int(self._meta.get("k", 0))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return [..., N] of x [..., K], in the dtype of x; ``residual`` is added to it."""
+        """Return [..., N] of x [..., K], in the dtype of x; ``residual``, like it, is added."""
         x = x.contiguous()
         if self.act_fmt is not None:
             smooth = self._buffers["pre_quant_scale"]
@@ -346,7 +366,10 @@ class Int4Linear(Linear):
                 fast_accum=self.fast_accum,
             )
         y = products.linear(x, self.prepared)
-        return y if residual is None else y + residual
+        if residual is None:
+            return y
+        checks.like("Int4Linear", "residual", residual, (x.dtype,), "x", x, y.shape)
+        return y + residual.view(y.shape)
 
     def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:
         self._quantising = None  # a state may be copied to buffers that stay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.entry import CODES
 from blockscale.checkpoints.experts.experts import Experts, biases_of
-from blockscale.checkpoints.experts.modules import ROUTERS, Group
+from blockscale.checkpoints.experts.modules import ALL, ROUTERS, Group, pick, some
 from blockscale.checkpoints.experts.stack import split_rows
 from blockscale.checkpoints.files.safetensors import DTYPES, read
 from blockscale.checkpoints.schemes.layout import Laid
@@ -47,6 +47,8 @@ class FusedMoE(Prepared):
     """
 
     _names = TENSORS
+    _more = ("correction_bias", "a1_scale", "a2_scale")
+    _kind = MoeWeights
     w13: Tensor | None
     correction_bias: Tensor | None
     a1_scale: Tensor | None
@@ -159,12 +161,13 @@ class FusedMoE(Prepared):
             layout: as in `prepare_moe_weights`; None: that of the device.
             rounded: of NVFP4 experts and an act_fmt among the options, as there.
             options: of the constructor, in place of what config.json says; ``router`` and
-                ``shared`` in place of the checkpoint's.
+                ``shared`` in place of the checkpoint's.  With ``ep`` this rank's experts alone are
+                read and prepared.
 
         Raises:
             CheckpointError: there are no experts of this name or they do not fit each other, or
                 config.json does not say how they are chosen.
-            ValueError: there is no such device.
+            ValueError: there is no such device, or ep is of another number of experts.
         """
         device = checked_device(WHERE, device)
         checks.choice(WHERE, "layout", layout, (None, *LAYOUTS))
@@ -271,13 +274,6 @@ class FusedMoE(Prepared):
             )
         made: Tensor = self.router(rows)
         return made
-
-    def _take(self, meta: dict[str, Any], state: Mapping[str, Any], prefix: str) -> None:
-        super()._take(meta, state, prefix)
-        for name in ("correction_bias", "a1_scale", "a2_scale"):
-            given = state.get(prefix + name)
-            if given is not None and self._buffers[name] is None:
-                self.register_buffer(name, torch.empty_like(given, device=self.weights.w13.device))
 
     def _check_meta(self, meta: Mapping[str, Any]) -> None:
         if meta.get("gated") != self._meta["gated"]:
