@@ -31,12 +31,13 @@ def e2m1_codes(q: Tensor) -> Tensor:
 
 
 def e2m1_values(codes: Tensor) -> Tensor:
-    """Return the float32 values of int32 codes: exponent and mantissa put where float32 has them.
+    """Return the float32 values of int32 codes: their bits put where float32 has them.
 
-    The factor makes up for the exponent biases, 127 and 1.
+    The factor makes up for the exponent biases, 127 and 1.  No number is negated: Inductor's
+    kernel on an H200 then differed in as many bytes as there are codes of -0.
     """
-    magnitude = ((codes & 7) << 22).view(torch.float32) * 2.0**126
-    return torch.where(codes & 8 != 0, -magnitude, magnitude)
+    bits = ((codes & 7) << 22) | ((codes & 8) << _SIGN_SHIFT)
+    return bits.view(torch.float32) * 2.0**126
 
 
 def e4m3_bytes(s: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from bench import measure
 from bench.gpu import host, uses
 from bench.gpu.cases import FORMAT, all_cases
-from bench.gpu.contest import Settings, measured
+from bench.gpu.contest import Settings, measured, right
 
 
 def free_memory() -> int:
@@ -33,7 +33,7 @@ def line(found: Mapping[str, Any]) -> str:
     times = ", ".join(f"{name} {time['us']:.2f}" for name, time in found["times"].items())
     check = found["checks"]["ours"]
     told = "" if check["exact"] else f"; {check['differ']} of {check['of']} bytes differ"
-    wrong = "" if check["right"] else "  WRONG"
+    wrong = "" if right(found) else "  WRONG"
     return f"{found['name']}: us {times}; {100 * found['of_copy']:.1f} % of the copy{told}{wrong}"
 
 
@@ -86,7 +86,7 @@ def main(given: Sequence[str] | None = None) -> int:
     bad = [
         case["name"]
         for case in run(options)["cases"]
-        if "failed" in case or ("checks" in case and not case["checks"]["ours"]["right"])
+        if "failed" in case or ("checks" in case and not right(case))
     ]
     return measure.status("bench.gpu", bad)
 

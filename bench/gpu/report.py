@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from bench.gpu import contest
 from bench.gpu.cases import FORMAT
 from bench.gpu.host import LABELS
 from bench.report import measured_on, render, report_command, us_text, yes
@@ -70,6 +71,26 @@ def _exact(check: Results) -> str:
     return f"{mark}all but {check['differ']:,} of {check['of']:,}{mark}"
 
 
+def untimed(results: Results) -> list[str]:
+    """Return cases without a time, and of each why."""
+    cases = [case for case in results["cases"] if "times" not in case]
+    return [f"{case['name']}: {case.get('failed') or case['skipped']}" for case in cases]
+
+
+def blank(cases: Sequence[Results]) -> list[str]:
+    """Return the others that a case has no time of, and why: what became of their variants."""
+    found = []
+    for case in cases:
+        for name, variants in case["variants"].items():
+            if name not in case["times"]:
+                whys = (each.get("failed") or each["skipped"] for each in variants.values())
+                why = "; ".join(
+                    dict.fromkeys(why.removeprefix("ArithmeticError: ") for why in whys)
+                )
+                found.append(f"{case['name']}, {name}: {why}")
+    return found
+
+
 def _norms(cases: Sequence[Results]) -> list[Results]:
     """Return the cases of add_rmsnorm to NVFP4 with linear scales."""
     return [c for c in cases if c["op"] == "add_rmsnorm" and c["name"].endswith(" nvfp4")]
@@ -114,22 +135,27 @@ def page(results: Results, source: str) -> str:
         us=results.get("host", {}).get("us", {}),
         labels=LABELS,
         host_us=HOST_US,
-        untimed=[case for case in results["cases"] if "times" not in case],
+        untimed=untimed(results),
+        blank=blank(cases),
+        wrong=[case["name"] for case in cases if not contest.right(case)],
     )
 
 
 def readme_section(results: Results, source: str) -> str:
     """Return the short form: a few cases, the host's cost, the conditions."""
     by_name = {case["name"]: case for case in timed(results)}
+    shown = [by_name[name] for name in README_CASES if name in by_name]
     return render(
         "gpu/readme.md.j2",
         conditions=conditions(results),
         source=source,
         cases=by_name,
         us_of=lambda case, name: case["times"].get(name, {}).get("us"),
-        shown=[by_name[name] for name in README_CASES if name in by_name],
+        shown=shown,
+        blank=blank(shown),
+        untimed=untimed(results),
         verdicts=[met for case in by_name.values() for _, met in judged(case)],
-        wrong=[name for name, case in by_name.items() if not case["checks"]["ours"]["right"]],
+        wrong=[name for name, case in by_name.items() if not contest.right(case)],
         us=results.get("host", {}).get("us", {}),
     )
 

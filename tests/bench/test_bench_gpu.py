@@ -199,6 +199,22 @@ def test_right_and_wrong_kernels(name, monkeypatch):
     assert gpu.line(found).endswith("bytes differ  WRONG")
 
 
+def test_a_kernel_that_is_wrong_when_it_begins_early_is_noticed():
+    """The functions launch it so: its bytes are compared, too."""
+    case, run = SMALL["swizzle"]
+
+    class Hasty(Kernel):
+        def __call__(self, *args, flags=0):
+            super().__call__(*args, flags=flags)
+            if flags == PROGRAMMATIC:
+                args[-1].view(-1).view(torch.uint8)[0] ^= 1
+
+    found = contest.measured(case, {case.kernel: Hasty(case.kernel, run)}, settings())
+    assert found["checks"]["ours"]["right"]
+    assert not found["checks"]["early"]["right"]
+    assert gpu.line(found).endswith("WRONG")
+
+
 def test_what_cannot_be_measured_says_why():
     case, run = SMALL["swizzle"]
 

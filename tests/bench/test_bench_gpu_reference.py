@@ -34,6 +34,9 @@ def test_codes_of_every_rounding():
     assert np.array_equal(codes, ref.e2m1_encode(q))
     values = gpu_reference.e2m1_values(torch.arange(16, dtype=torch.int32)).numpy()
     same(values, ref.e2m1_decode(np.arange(16)))
+    assert np.array_equal(np.signbit(values), np.arange(16) >= 8), "-0 is code 8"
+    steps = torch.fx.symbolic_trace(gpu_reference.e2m1_values).graph.nodes
+    assert not [step for step in steps if "neg" in step.name], "compilers lose its sign of zero"
 
 
 def test_scale_bytes_of_every_rounding(rng):

@@ -123,6 +123,27 @@ def test_report(results, tmp_path):
     assert "costs the host 3.50 us" in short
 
 
+def test_what_has_no_time_is_said(results):
+    """A case that failed, one of ours that is wrong when launched early, others and why."""
+    by_name = {case["name"]: case for case in results["cases"]}
+    lost = results["cases"][0]
+    failed = {key: lost[key] for key in ("name", "op", "shape", "kernel", "bytes", "asked")}
+    results["cases"][0] = {**failed, "failed": "RuntimeError: CUDA error"}
+    case = by_name["dequantize 8192x8192 nvfp4"]
+    case["checks"]["ours"]["right"], case["checks"]["early"]["right"] = True, False
+    wrong = {"failed": "ArithmeticError: 7 of 9 bytes differ"}
+    case["variants"] = {"torch.compile": {"default": wrong, "max-autotune": wrong}}
+    blank = "dequantize 8192x8192 nvfp4, torch.compile: 7 of 9 bytes differ"
+    page = gpu_report.page(results, "r.json")
+    assert f"* {blank}\n" in page
+    assert f"* {lost['name']}: RuntimeError: CUDA error\n" in page
+    assert "Wrong bytes of ours: dequantize 8192x8192 nvfp4." in page
+    short = gpu_report.readme_section(results, "r.json")
+    assert f"Not timed: {lost['name']}: RuntimeError: CUDA error; quantize 1x16: needs" in short
+    assert f"Without a time, for wrong results or an error: {blank}." in short
+    assert "Wrong bytes: dequantize 8192x8192 nvfp4." in short
+
+
 def test_bars_are_judged(results):
     cases = {case["name"]: case for case in results["cases"]}
     assert [*gpu_report.judged(cases["dequantize 8192x8192 nvfp4"])] == [
