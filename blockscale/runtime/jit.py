@@ -21,6 +21,7 @@ from blockscale.base import cache as kept
 from blockscale.base import host, words
 from blockscale.base.errors import LibraryError
 from blockscale.base.files import source_folders
+from blockscale.base.targets import is_gpu
 from blockscale.runtime import library as runtime
 from blockscale.runtime.function import Function
 from blockscale.runtime.library import Library
@@ -98,12 +99,12 @@ def build(
     return runtime.load(output)
 
 
-def _builder(why: str) -> ModuleType:
-    """Return the module that builds; RuntimeError, beginning with ``why``: it has no compiler."""
+def _builder(why: str, remedy: str = "") -> ModuleType:
+    """Return the module that builds; RuntimeError, ``why`` to ``remedy``: it has no compiler."""
     try:
         from blockscale.building import builder
     except ModuleNotFoundError as error:
-        raise RuntimeError(why + words.missing(error)) from error
+        raise RuntimeError(why + words.missing(error) + remedy) from error
     return builder
 
 
@@ -115,9 +116,10 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
                 "kernel, and the compiler does not survive that; build or load kernels before "
                 "forking, or start processes with multiprocessing's 'spawn'"
             )
-        builder = _builder(
-            f"{spec.name}: no loaded library has it (blockscale.load() loads one), and to be built "
-        )
+        none = "no loaded library has it (blockscale.load() loads one), and to be built "
+        named = f"{spec.name} {'--target' if is_gpu(target) else '--level'} {target}"
+        elsewhere = f", or build it where that is: blockscale build {named} -o kernels.so"
+        builder = _builder(f"{spec.name}: {none}", elsewhere)
         print(f"blockscale: building {spec.name} for {target} (first use; {fate})", file=sys.stderr)
         builder.build([spec], path, level=target)
 

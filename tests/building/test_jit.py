@@ -195,7 +195,8 @@ def test_without_the_compiler(builds, tmp_path):
     needed = f"it needs tvm, which is not installed; {install}"
     assert done.stdout.splitlines() == [
         "unswizzle_128x4: no loaded library has it (blockscale.load() loads one), and to be built "
-        f"{needed}",
+        f"{needed}, or build it where that is: blockscale build unswizzle_128x4 --level "
+        f"{host.level()} -o kernels.so",
         "True",
         *(f"{name}: {needed}" for name in ("build", "tune")),
     ]
