@@ -47,9 +47,14 @@ _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
     metavar="LIB.so",
-    help="Library to write.",
+    help="Library to write; required, but with --names.",
+)
+@click.option(
+    "--names",
+    "only_names",
+    is_flag=True,
+    help="Print the names of the kernels, a line each, and build nothing; needs no compiler.",
 )
 @LEVEL
 @click.option(
@@ -74,7 +79,8 @@ def build(
     names: tuple[str, ...],
     checkpoint: Path | None,
     dtype: str | None,
-    output: Path,
+    output: Path | None,
+    only_names: bool,
     level: str | None,
     archs: tuple[str, ...],
     ptx: bool,
@@ -96,11 +102,16 @@ def build(
         raise click.UsageError("--dtype is for --checkpoint; NAMES say theirs")
     if ptx and not chosen:
         raise click.UsageError("--ptx is for GPUs; name their architecture with --target")
+    if output is None and not only_names:
+        raise click.UsageError("Missing option '-o' / '--output', or --names.")
     wanted = specs_of(names)
     if checkpoint is not None:
         known = {spec.name for spec in wanted}
         more = _of_checkpoint(checkpoint, cuda=bool(chosen), dtype=dtype)
         wanted += [spec for spec in more if spec.name not in known]
+    if output is None or only_names:
+        _print_names(wanted, as_json=as_json)
+        return
     from blockscale.building.builder import build as run
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -110,6 +121,14 @@ def build(
         print_json({"library": str(output), **manifest})
     else:
         print_library(output, manifest)
+
+
+def _print_names(wanted: Sequence[Spec], *, as_json: bool) -> None:
+    names = [spec.name for spec in wanted]
+    if as_json:
+        print_json({"names": names})
+    else:
+        echo("\n".join(names))
 
 
 def _of_checkpoint(path: Path, *, cuda: bool, dtype: str | None) -> list[Spec]:

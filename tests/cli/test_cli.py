@@ -24,6 +24,7 @@ from blockscale.cli import common
 from blockscale.tuning.tuner import Interrupted, TuneResult
 from tests.kit import warm
 from tests.kit.library_seal import seal
+from tests.kit.paths import CHECKPOINTS
 
 NAME = "linear_nvfp4_n64_k64_f32"
 COMMANDS = [
@@ -301,6 +302,24 @@ def test_a_library_that_cannot_be_written_is_not_built(monkeypatch, capsys, tmp_
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     code, _, err = call(monkeypatch, capsys, "build", name, "-o", str(tmp_path / "a.so"), *target)
     assert (code, f"{tmp_path} is not writable" in err) == (2, True)
+
+
+def test_build_names_what_it_would_build(monkeypatch, capsys):
+    """Of names and of a checkpoint, without a library and without the compiler."""
+    monkeypatch.setitem(sys.modules, "blockscale.building.builder", None)
+    checkpoint = str(CHECKPOINTS / "modelopt_qwen3moe_nvfp4_default_cfg")
+    base = "linear_nvfp4_n64_k64"
+    options = (base, "--checkpoint", checkpoint, "--target", "sm_90a", "--names")
+    code, out, err = call(monkeypatch, capsys, "build", *options)
+    names = out.splitlines()
+    assert (code, err) == (0, "")
+    assert names[:3] == [f"{base}_{dtype}" for dtype in ("f32", "bf16", "f16")]
+    assert sorted({specs.Spec.parse(name).op for name in names}) == [
+        *("fused_moe", "linear", "moe_route")
+    ]
+    assert all("_tiles64_bf16" in name or "route" in name for name in names[3:])
+    code, out, _ = call(monkeypatch, capsys, "build", *options, "--json")
+    assert (code, json.loads(out)) == (0, {"names": names})
 
 
 def test_the_packages_logs_come_last(monkeypatch, capsys, tmp_path):
