@@ -28,9 +28,11 @@ __all__ = ["Function", "Library", "LibraryError", "Overloads", "Param", "load"]
 
 _MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # ELF's e_machine
 
-# Libraries stay loaded for the life of the process, and so does the descriptor of each: its number
-# is in the name under which the dynamic loader knows the library.
+# Libraries stay loaded for the life of the process, and their memory holds the files, so that no
+# other gets their identity.  Their descriptors stay open for debuggers, which ask for the names.
 _loaded: dict[tuple[int, int], tuple[str, Any]] = {}
+_names: set[str] = set()
+"""Under which the dynamic loader knows libraries, or may."""
 _lock = threading.Lock()
 _in_use: list[Library] = []  # newest first
 
@@ -218,9 +220,13 @@ def _load_module(handle: int, path: Path) -> Any:
     """Load the very file that was checked, under a name that no other file will ever have.
 
     The dynamic loader takes a file for loaded when its *name* is that of a loaded one, even if the
-    file was replaced since.
+    file was replaced since.  A daemon closes the descriptors that it inherits, and then the next
+    one has a number that a library's name has already: more slashes make it another name.
     """
     name = f"/proc/self/fd/{handle}"
+    while name in _names:
+        name = name.replace("fd/", "fd//")
+    _names.add(name)
     if forks.threads_lost:  # native/runtime.c asks for this name
         tvm_ffi.register_global_func("blockscale.forked", lambda: None, override=True)
     try:

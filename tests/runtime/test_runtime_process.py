@@ -232,6 +232,35 @@ def test_fork_while_another_thread_loads():
     )
 
 
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_daemon_closes_what_it_inherits(forked):
+    """Descriptors get numbers again; the next library is its own file all the same."""
+    run(
+        f"""
+        import os, shutil, signal, tempfile, numpy as np
+        from blockscale.runtime.library import load
+
+        folder = tempfile.mkdtemp()
+        copies = [shutil.copy(LIBRARY, f"{{folder}}/{{i}}.so") for i in range(4)]
+        x = np.ones((3, WIDTH), np.float32)
+        load(LIBRARY)["scale_f32"](x)
+        child = os.fork() if {forked} else 0
+        if child == 0:
+            signal.alarm(60)
+            for i, path in enumerate(copies):
+                os.closerange(3, 256)
+                assert (load(path)["scale_f32"](x) == 2).all()
+                assert (load(LIBRARY)["scale_f32"](x) == 2).all()
+                maps = open("/proc/self/maps").read()
+                assert all((other in maps) == (j <= i) for j, other in enumerate(copies)), maps
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        shutil.rmtree(folder)
+        """,
+        "torch",
+    )
+
+
 def test_threads_of_python():
     """Four Python threads at once, each with sizes and scales of its own, get their own numbers."""
     f = load(library_file())["scale_f32"]
