@@ -1,5 +1,7 @@
 """FlashInfer's options of quantisers: FP8 input, global scales of rows, a search; bit for bit."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,32 @@ def test_levels(level, name):
     needs(level)
     spec = Spec.parse(name)
     check(spec, inputs(spec, 33, 5), level=level)
+
+
+@cache
+def near_ties():
+    """Return blocks [n, 16] whose candidates err alike, of many random ones, and a global scale."""
+    x = widen(tensor(np.random.default_rng(1).standard_normal((40_000, 16)), "bfloat16"))
+    g = np.float32(SPAN / np.abs(x).max())
+    each = []
+    for more in (1, 1.5):
+        byte = ref.e4m3_encode(np.abs(x).max(1, keepdims=True) / np.float32(6) * g * more)
+        s = ref.e4m3_decode(byte) / g
+        each.append(np.abs(ref.e2m1_decode(ref.e2m1_encode(x / s)) * s - x))
+    near = [np.isclose((a**p).sum(1), (b**p).sum(1), 1e-5, 0) for a, b in [each] for p in (1, 2)]
+    return x[near[0] | near[1]], g
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["mae", "mse"])
+def test_levels_of_near_ties(level, kind):
+    """A product that is fused with a sum, as FMA does it, decides otherwise."""
+    needs(level)
+    x, g = near_ties()
+    assert 40 < len(x) < 200
+    spec = Spec.parse(f"quantize_nvfp4_4over6_{kind}_fi_bf16")
+    given = {"input": tensor(x, "bfloat16"), "global_scale": torch.tensor([g])}
+    check(spec, given, level=level)
 
 
 @pytest.mark.parametrize("kind", ["mae", "mse", "mae_scaled", "mse_scaled"])

@@ -46,22 +46,37 @@ def candidate_factor(value: PrimExpr, g: PrimExpr) -> PrimExpr:
     return bounded(value * reciprocal(g))
 
 
+def _as_it_is(product: PrimExpr) -> PrimExpr:
+    """Return the product: nvcc fuses it with no sum (``--fmad=false``)."""
+    return product
+
+
+def _fenced(product: PrimExpr) -> PrimExpr:
+    """Return the product, rounded: LLVM would make it and a sum one operation, where FMA is."""
+    return T.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence.f32", product)
+
+
 def candidate_loss(
-    spec: ActQuantize, weighed: PrimExpr, x: PrimExpr, g: PrimExpr, row: tuple[PrimExpr, ...]
+    spec: ActQuantize,
+    weighed: PrimExpr,
+    x: PrimExpr,
+    g: PrimExpr,
+    row: tuple[PrimExpr, ...],
+    rounded: Callable[[PrimExpr], PrimExpr] = _as_it_is,
 ) -> PrimExpr:
     """What an element adds to the error of a candidate; ``weighed``: code times scale.
 
-    ``row``: maximum and span of "token", else empty.
+    ``row``: maximum and span of "token", else empty.  ``rounded``: keeps a product out of sums.
     """
     if spec.search.endswith("_scaled"):
-        difference = weighed - x * g
+        difference = weighed - rounded(x * g)
     elif row:
         top, span = row
         difference = (weighed * top) / span - x
     else:
-        difference = weighed * reciprocal(g) - x
+        difference = rounded(weighed * reciprocal(g)) - x
     if spec.search.startswith("mse"):
-        return difference * difference
+        return rounded(difference * difference)
     return formats.from_bits(formats.abs_bits(difference))
 
 
@@ -107,6 +122,7 @@ def _candidate_step(spec: ActQuantize, g_at: Callable[..., PrimExpr], name: str)
                     a[ve, vr, vb, vk],
                     g[g_at(ve, vr)],
                     row,
+                    _fenced,
                 )
         for e, r, b, k in T.grid(experts, rows, blocks, block):
             with T.sblock(error_block):
