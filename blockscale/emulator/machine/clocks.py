@@ -45,6 +45,10 @@ class Clocks:
         self.issuer = np.full((clusters, ctas), NEVER)
         # Of each warp its clock at its last fence.proxy.async::generic.release.
         self.offered = np.zeros((clusters, self.agents), np.int32)
+        # By (cluster, warp): what it knew at its last releasing fence, which relaxed accesses tell;
+        # what relaxed accesses told it, which it knows after its next acquiring fence.
+        self.told: dict[tuple[int, int], Vector] = {}
+        self.owed: dict[tuple[int, int], Vector] = {}
         self.used = [self.bulk] * clusters
         for cluster in range(clusters):
             self.reset(cluster)
@@ -55,6 +59,9 @@ class Clocks:
         self.fenced[cluster] = 0
         self.before[cluster] = self.after[cluster] = self.offered[cluster] = 0
         self.issuer[cluster] = NEVER
+        for waiting in (self.told, self.owed):
+            for agent in range(self.warps):
+                waiting.pop((cluster, agent), None)
         diagonal = np.arange(self.agents)
         self.know[cluster, diagonal, diagonal] = 1
         self.used[cluster] = self.bulk
@@ -97,6 +104,18 @@ class Clocks:
         if know.ndim == 2:
             return know.max(0), fenced.max(0)
         return know.copy(), fenced.copy()
+
+    def memory_fence(self, cluster: int, agent: int, acquires: bool, releases: bool) -> None:
+        """fence: relaxed accesses before it have acquired, those after it release."""
+        if acquires and (owed := self.owed.pop((cluster, agent), None)) is not None:
+            self.join(cluster, agent, owed)
+        if releases:
+            self.told[cluster, agent] = self.both(cluster, agent)
+            self.release(cluster, agent)
+
+    def owe(self, cluster: int, agent: int, vector: Vector) -> None:
+        """Note what a relaxed access told `agent`."""
+        self.owed[cluster, agent] = union(self.owed.get((cluster, agent)), vector)
 
     def fence(self, cluster: int, agents: np.ndarray | int) -> None:
         """fence.proxy.async: what `agents` know, their asynchronous operations may see from now."""

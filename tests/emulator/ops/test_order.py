@@ -65,3 +65,90 @@ def test_strong_writes_and_the_async_proxy(access):
 def test_an_atomic_reads_what_nobody_has_written():
     body = BEGIN + "atom.shared.add.u32 %r2, [%r1], 1; st.global.u32 [%o], %r2;"
     caught("uninitialised read", body, words, block=64, module=MODULE)
+
+
+TOLD = {  # store, load, what publishes, what takes over
+    "release": ("st.release.cta.shared.u32", "ld.acquire.cta.shared.u32", "", ""),
+    "fences": ("st.relaxed.cta.shared.u32", "ld.relaxed.cta.shared.u32",
+               "fence.acq_rel.cta;", "fence.acq_rel.cta;"),
+    "one way": ("st.relaxed.cta.shared.u32", "ld.acquire.cta.shared.u32", "fence.release.cta;", ""),
+    "volatile": ("st.volatile.shared.u32", "ld.volatile.shared.u32",
+                 "membar.cta;", "fence.acquire.cta;"),
+    "nothing": ("st.relaxed.cta.shared.u32", "ld.acquire.cta.shared.u32", "", ""),
+    "wrong way": ("st.relaxed.cta.shared.u32", "ld.acquire.cta.shared.u32",
+                  "fence.acquire.cta;", ""),
+    "not taken": ("st.release.cta.shared.u32", "ld.relaxed.cta.shared.u32", "",
+                  "fence.release.cta;"),
+    "proxy": ("st.relaxed.cta.shared.u32", "ld.acquire.cta.shared.u32", FENCE, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("flags", [1, 8])
+def test_flags(name, flags):
+    """Warp 0 sets one flag for each other warp; a relaxed one orders nothing without fences."""
+    store, load, before, after = TOLD[name]
+    body = BEGIN + f"""
+    shl.b32 %r2, %x, 2; add.u32 %r3, %r1, %r2; setp.lt.u32 %p2, %x, {flags};
+    @%p2 st.shared.u32 [%r3], 0; {SYNC}
+    @%p1 bra C;
+    @%p0 st.shared.u32 [%r1+256], 77; bar.warp.sync -1; {before}
+    @%p2 {store} [%r3], 1; bra E;
+C:  shr.u32 %r4, %x, 5; sub.u32 %r4, %r4, 1; shl.b32 %r4, %r4, 2; add.u32 %r4, %r1, %r4;
+L:  {load} %r5, [%r4]; setp.eq.u32 %p4, %r5, 0; @%p4 bra L; {after}
+    ld.shared.u32 %r7, [%r1+256]; st.global.u32 [%o], %r7;
+E:"""  # fmt: skip
+    options = {"block": 32 + 32 * flags, "module": MODULE}
+    make = lambda: (kit.words(320),)  # noqa: E731
+    if name in ("release", "fences", "one way", "volatile"):
+        silent(body, make, lambda y: None, seeds=range(3), **options)
+    else:
+        caught("race", body, make, seeds=range(3), **options)
+
+
+@pytest.mark.parametrize(
+    ("arrive", "wait", "right"),
+    [
+        ("mbarrier.arrive.release.cta", "acquire", True),
+        ("fence.acq_rel.cta; @%p1 mbarrier.arrive.relaxed.cta", "acquire", True),
+        ("mbarrier.arrive.relaxed.cta", "acquire", False),
+        ("mbarrier.arrive.release.cta", "relaxed", False),
+    ],
+)
+def test_relaxed_mbarriers(arrive, wait, right):
+    body = (
+        BEGIN
+        + f"""
+    @%p0 mbarrier.init.shared::cta.b64 [%r1], 32; {SYNC}
+    @%p1 st.shared.u32 [%r1+64], 5; bar.warp.sync -1;
+    @%p1 {arrive}.shared::cta.b64 _, [%r1];
+L:  mbarrier.try_wait.parity.{wait}.cta.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra L;
+    ld.shared.u32 %r2, [%r1+64]; st.global.u32 [%o], %r2;"""
+    )
+    if right:
+        silent(body, words, lambda y: None, block=64, module=MODULE)
+    else:
+        caught("race", body, words, block=64, module=MODULE)
+
+
+@pytest.mark.parametrize("init", [True, False], ids=["mbarriers", "data"])
+def test_relaxed_arrivals_at_the_barrier_of_the_cluster(init):
+    """They do for mbarriers behind fence.mbarrier_init, not for data."""
+    peer = "xor.b32 %r3, %r3, 1; mapa.shared::cluster.u32 %r6, %r1, %r3;"
+    meet = "barrier.cluster.arrive{how}.aligned; barrier.cluster.wait.aligned;"
+    body = BEGIN + "mov.u32 %r3, %cluster_ctarank;" + peer
+    if init:
+        body += "@%p0 mbarrier.init.shared::cta.b64 [%r1], 1; fence.mbarrier_init.release.cluster;"
+        body += meet + "@%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];"
+    else:
+        body += "@%p0 st.shared.u32 [%r1], %x;" + meet
+        body += "ld.shared::cluster.u32 %r2, [%r6]; st.global.u32 [%o], %r2;"
+    body += meet.format(how="")
+    options = {"grid": 2, "cluster": 2, "module": MODULE}
+    silent(body.format(how=""), words, anything, **options)
+    if init:
+        silent(body.format(how=".relaxed"), words, anything, **options)
+        bare = body.replace("fence.mbarrier_init.release.cluster;", "").format(how=".relaxed")
+        caught("mbarrier used before init", bare, words, **options)
+    else:
+        caught("race", body.format(how=".relaxed"), words, **options)

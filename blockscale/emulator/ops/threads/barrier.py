@@ -38,6 +38,7 @@ def arrive(
     first: int,
     size: int,
     line: int,
+    relaxed: bool = False,
 ) -> None:
     """Let lanes of warp position `w` arrive: `first` is the warp's place among `size` threads."""
     if barrier.arrived is None:
@@ -55,8 +56,11 @@ def arrive(
         )
     spot |= lanes
     cluster, agent = int(g.w_cluster[w]), int(g.w_agent[w])
-    barrier.vector = union(barrier.vector, machine.clocks.both(cluster, agent))
-    machine.clocks.release(cluster, agent)
+    if not relaxed:
+        barrier.vector = union(barrier.vector, machine.clocks.both(cluster, agent))
+        machine.clocks.release(cluster, agent)
+    elif (told := machine.clocks.told.get((cluster, agent))) is not None:
+        barrier.vector = union(barrier.vector, told)
     if machine.watch is not None:
         barrier.seen = machine.watch.came(g, w, barrier.seen)
     barrier.time = max(barrier.time, g.time)
@@ -216,8 +220,8 @@ def held_up(g: Gang, f: Fragment, active: np.ndarray, entries: list[tuple[Barrie
 
 def know(g: Gang, w: int, b: Barrier) -> None:
     """Let warp position `w` know what those knew who came to the barrier."""
-    assert b.done is not None
-    g.machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
+    if b.done is not None:  # nobody told anything: all arrivals were relaxed
+        g.machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
     if b.told is not None and g.machine.watch is not None:
         g.machine.watch.went(g, w, b.told)
     g.time = max(g.time, b.done_time)
@@ -262,12 +266,12 @@ def barrier_cluster(c: Operands, ins: Instr) -> Callable[..., Any]:
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
         if "aligned" in ins.mods and not converged(g, m, f):
             return False
-        return step(g, m, f, ins.line)
+        return step(g, m, f, ins)
 
     return run
 
 
-def cluster_arrive(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> bool:
+def cluster_arrive(g: Gang, m: np.ndarray | None, f: Fragment, ins: Instr) -> bool:
     """Let lanes arrive at the barrier of their cluster."""
     machine, active = g.machine, g.by_warp(m)
     clusters: dict[int, Cluster] = {}
@@ -282,7 +286,8 @@ def cluster_arrive(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> boo
             )
         threads = len(warp.cta.warps) * LANES
         first = warp.cta.rank * threads + warp.number * LANES
-        arrive(g, machine, int(w), b, active[w], first, threads * machine.cluster_ctas, line)
+        size, relaxed = threads * machine.cluster_ctas, "relaxed" in ins.mods
+        arrive(g, machine, int(w), b, active[w], first, size, ins.line, relaxed)
         clusters[id(b)] = warp.cta.cluster
         machine.cluster_waits[index] = b.generation
     for cluster in clusters.values():
@@ -290,7 +295,7 @@ def cluster_arrive(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> boo
     return True
 
 
-def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> Any:
+def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, ins: Instr) -> Any:
     """Let lanes go on when the barrier at which they arrived has completed."""
     machine, active = g.machine, g.active_warps(m)
     entries = []

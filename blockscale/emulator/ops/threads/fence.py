@@ -61,8 +61,11 @@ def fence(c: Operands, ins: Instr) -> Callable[..., None]:
             f"{opcode} is no fence of PTX ISA 9.7.13.4; check its semantics, scope and proxy"
         )
     machine = c.machine
+    acquires, releases = "release" not in ins.mods, "acquire" not in ins.mods
 
     def run(g: Gang, m: np.ndarray | None) -> None:
+        for w in g.active_warps(m):
+            clocks.memory_fence(int(g.w_cluster[w]), int(g.w_agent[w]), acquires, releases)
         if machine.watch is not None:
             machine.watch.fence(g, m, ins.mods)
 

@@ -104,10 +104,11 @@ def bounds(machine: Machine, b: MBarrier, lane: int | None) -> None:
 
 
 def give(
-    machine: Machine, b: MBarrier, vector: Vector, time: float, flow: int | None = None
+    machine: Machine, b: MBarrier, vector: Vector | None, time: float, flow: int | None = None
 ) -> None:
     """Let whoever waits for the current phase know `vector`."""
-    b.vector = union(b.vector, vector)
+    if vector is not None:
+        b.vector = union(b.vector, vector)
     if flow is not None and time >= b.time:
         b.flow = flow
     b.time = max(b.time, time)
@@ -220,10 +221,13 @@ def before_init(machine: Machine, offset: int, ins: Instr, warp: int, lane: int)
     )  # fmt: skip
 
 
-def known(g: Gang, lane: int) -> Vector:
-    """Return what a lane's warp knows."""
+def known(g: Gang, lane: int) -> Vector | None:
+    """Return what an arrival of a lane's warp tells; a relaxed one: what the last fence covers."""
     w = lane // LANES
-    return g.machine.clocks.both(int(g.w_cluster[w]), int(g.w_agent[w]))
+    cluster, agent = int(g.w_cluster[w]), int(g.w_agent[w])
+    if "relaxed" in g.ins.mods:
+        return g.machine.clocks.told.get((cluster, agent))
+    return g.machine.clocks.both(cluster, agent)
 
 
 def new_epochs(g: Gang, lanes: list[int]) -> None:
@@ -252,7 +256,7 @@ def mbarrier_arrive(c: Operands, ins: Instr) -> Callable[..., None]:
         pairs = barriers(g, m, ins.opcode)
         values = number(g) if number is not None else None
         states = np.zeros(g.n, np.uint64)
-        cache: dict[int, Vector] = {}
+        cache: dict[int, Vector | None] = {}
         for lane, b in pairs:
             w = lane // LANES
             know = machine.clocks.know[g.w_cluster[w], g.w_agent[w]]
@@ -394,6 +398,7 @@ def wait(c: Operands, ins: Instr) -> Callable[..., Any]:
                 f.reason = f"mbarrier {pairs[0][1].offset % machine.shared.stride:#x}"
                 return False
         f.polls = False
+        learn = machine.clocks.owe if "relaxed" in ins.mods else machine.clocks.join
         seen: set[tuple[int, int]] = set()
         for lane, b in pairs:
             w = lane // LANES
@@ -401,7 +406,7 @@ def wait(c: Operands, ins: Instr) -> Callable[..., Any]:
                 seen.add((w, id(b)))
                 vector, time, flow = b.done.get((b.phase - 1) & 1, (None, 0.0, None))
                 if vector is not None:
-                    machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), vector)
+                    learn(int(g.w_cluster[w]), int(g.w_agent[w]), vector)
                 g.time = max(g.time, time)
                 g.flow = flow
         put(g, m, ready)
