@@ -85,6 +85,13 @@ class BoundCall:
         rows = ", ".join(f"{row.name} {_told(row.tensor)}" for row in self._rows)
         return f"<blockscale.BoundCall of {self.name}: {rows}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """TypeError: a copy would write the result of this one."""
+        raise TypeError(
+            f"{self.name}: a bound call holds memory, so it is neither copied nor pickled; bind "
+            "the copy's tensors, and keep bound calls out of modules"
+        )
+
     def __call__(self, *rows: Tensor) -> Any:
         """Run the kernel on torch's current stream of the tensors' device; return `result`.
 

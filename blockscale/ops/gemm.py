@@ -89,6 +89,10 @@ class _Mm(call.Op[Tensor]):
             if type(bias) not in call.PLAIN or bias.dtype not in checks.ACTIVATIONS:
                 return None
             bias = bias.detach().float()
+        if residual is not None:
+            plain = type(residual) in call.PLAIN
+            if not plain or (residual.requires_grad and torch.is_grad_enabled()):
+                return None
         if out is None:
             out = _output(a, spec.n, options[1])
         scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
@@ -111,7 +115,7 @@ class _Mm(call.Op[Tensor]):
             *scales,
             None if alpha is None else alpha.detach().reshape(1),
             None if bias is None else bias.detach().float(),
-            *([] if residual is None else [residual.detach().view(rows, spec.n)]),
+            *([] if residual is None else [residual.view(rows, spec.n)]),
             d.view(rows, spec.n),
         )
         return Checked(spec, arguments, d)

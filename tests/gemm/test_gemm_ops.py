@@ -10,9 +10,10 @@ import torch
 
 import blockscale as bs
 from blockscale.building.builder import build
+from blockscale.runtime.function import Function
 from blockscale.specs import GroupedMmFp4, MmFp4, Spec
 from tests.kit.gemm_operands import FORMATS, grouped, operand, stored, tensor
-from tests.kit.helpers import DTYPES, fill_freed_memory, one, same, widen
+from tests.kit.helpers import DTYPES, fill_freed_memory, one, rejects, same, widen
 from tests.kit.pairwise import each, few, those
 from tests.reference import core as ref
 
@@ -118,6 +119,24 @@ def test_residual_has_leading_dimensions():
     d = bs.mm_fp4(a.stored.view(2, 3, 64), *given, residual=r, out_dtype=torch.float32)
     flat = bs.mm_fp4(a.stored, *given, residual=r.view(6, 64), out_dtype=torch.float32)
     same(d.view(6, 64).numpy(), flat.numpy())
+
+
+def test_a_residual_that_requires_grad(monkeypatch):
+    """It is refused in first calls and in known ones, even those of a library that sees bytes."""
+    a, b = operand(6, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")
+    given, r = (a.stored, b.stored, a.scale, b.scale), torch.randn(6, 64, dtype=torch.bfloat16)
+
+    def blind(function):
+        return lambda *values: function.call(*(v if v is None else v.detach() for v in values))
+
+    monkeypatch.setattr(Function, "direct", property(blind), raising=False)
+    wanted = r.clone().requires_grad_()
+    for _ in range(2):
+        with rejects("residual", "requires grad"):
+            bs.mm_fp4(*given, residual=wanted)
+        with torch.no_grad():
+            d = bs.mm_fp4(*given, residual=wanted)
+        same(widen(d), widen(bs.mm_fp4(*given, residual=r)))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

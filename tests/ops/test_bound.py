@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 
@@ -238,6 +240,14 @@ def test_tracers_see_the_function():
         assert type(step()).__name__ == "FakeTensor"
         with pytest.raises(RuntimeError, match="torch traces or transforms what this thread does"):
             bs.bind(bs.linear, x, packed, scale)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(copied):
+    """One would write the result of the other."""
+    step = bs.bind(bs.linear, rows(3), *weight())
+    with pytest.raises(TypeError, match=r"linear: a bound call holds memory.*bind"):
+        copied(step)
 
 
 def test_words():
