@@ -222,6 +222,22 @@ def test_activations(spec: FusedMoe) -> None:
     run(spec, 40, "half_dropped")
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [PLAIN, SPECS[0], *few([SPECS[1], spec_of(3, 160, 96, 2, **MXFP8)])],
+    ids=["swiglu", "swiglu_oai", "gelu_tanh", "mxfp8"],
+)
+def test_nans_stay(spec: FusedMoe) -> None:
+    """A token with a NaN has a row of NaNs, whatever limits its gates; others do not."""
+    call, same = Call(spec, 9), Call(spec, 9)
+    call.hidden[4, 3] = np.nan
+    for each in (call, same):
+        each(library([spec], ARCH), ARCH)
+    others = np.arange(9) != 4
+    assert call.out[4].isnan().all()
+    assert torch.equal(call.out[others], same.out[others])
+
+
 @pytest.mark.always
 def test_experts_without_rows() -> None:
     """One of several has none, another exactly a tile; and there is only one."""

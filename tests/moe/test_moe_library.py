@@ -215,6 +215,20 @@ def test_formats_and_activations(built, spec):
         Call(spec, tokens, "half_dropped")(built(spec)).judge()
 
 
+@pytest.mark.parametrize(
+    "spec", [PLAIN, SPECS[0], *few([SPECS[5], SPECS[4]])], ids=lambda spec: spec.activation
+)
+def test_nans_stay(built, spec):
+    """A token with a NaN has a row of NaNs, whatever limits its gates; others do not."""
+    call, same = Call(spec, 9), Call(spec, 9)
+    call.hidden[4, 3] = np.nan
+    for each_call in (call, same):
+        each_call(built(spec))
+    others = np.arange(9) != 4
+    assert call.out[4].isnan().all()
+    assert torch.equal(call.out[others], same.out[others])
+
+
 QUANTIZED = (
     FusedMoe(3, 128, 160, 2, "mxfp4", act_fmt="fp8", layout="tiles64"),
     FusedMoe(3, 128, 96, 2, act_fmt="fp8_tensor", dtype="float16", layout="tiles64"),

@@ -35,7 +35,7 @@ from blockscale.tir.fused.act_quantize_threads import encode_step
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.gemm.tiles import ATOM_BYTES, OPTIONAL, PARAMS, ROW_TILE, Sizes, products
 from blockscale.tir.gemm.tiles import true_shapes as shapes_of
-from blockscale.tir.moe.tiles import approximate_sigmoid
+from blockscale.tir.moe.tiles import approximate_sigmoid, limited
 
 ONES = {"a1_scale": 1.0, "a2_scale": 1.0}
 """What stands for scales that are not given."""
@@ -77,8 +77,7 @@ def activated(
     if activation == "gelu_tanh":  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         cubed = T.float32(0.044715) * gate * gate * gate
         return gate * approximate_sigmoid(T.float32(2 * 0.7978845608028654) * (gate + cubed)) * up
-    gate = T.min(gate, limit)
-    up = T.max(T.min(up, limit), T.float32(0) - limit)
+    gate, up = limited(gate, up, limit)
     if activation == "swiglu_oai":
         up = up + T.float32(1)
     return gate * approximate_sigmoid(alpha * gate) * up

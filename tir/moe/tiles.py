@@ -53,7 +53,7 @@ from blockscale.specs.plans.moe import (
     scale_count,
 )
 from blockscale.specs.plans.moe import E4M3 as E4M3_DTYPE
-from blockscale.tir import formats
+from blockscale.tir import activations, formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 
@@ -299,17 +299,25 @@ def activated(
     if activation == "gelu_tanh":
         inner = T.float32(0.7978845608028654) * (gate + T.float32(0.044715) * gate * gate * gate)
         return gate * sigmoid(T.float32(2) * inner) * up  # (1 + tanh(z)) / 2 = sigmoid(2 z)
-    gate = tirx.Min(gate, limit)
-    up = tirx.Min(tirx.Max(up, -limit), limit)
+    gate, up = limited(gate, up, limit)
     if activation == "swiglu_oai":
         up = up + T.float32(1)
     return gate * sigmoid(alpha * gate) * up
 
 
+def limited(g: PrimExpr, u: PrimExpr, limit: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """A gate ``g`` but at most ``limit``, its up ``u`` within -limit .. limit; NaNs stay.
+
+    A Min or Max, which a GPU makes fminf or fmaxf, would turn a NaN into the limit.
+    """
+    low = -limit
+    within = tirx.Select(u > limit, limit, tirx.Select(u < low, low, u))
+    return tirx.Select(g > limit, limit, g), within
+
+
 def relu2(value: PrimExpr) -> PrimExpr:
-    """The square of what is positive."""
-    positive = tirx.Max(value, T.float32(0))
-    return positive * positive
+    """The square of what is positive; a NaN stays one."""
+    return activations.of("relu2", value)
 
 
 @cache
