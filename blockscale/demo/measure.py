@@ -53,13 +53,13 @@ class Measurement:
     def all(self, seconds: float, console: Any) -> dict[str, Any]:
         """Return every figure as plain data; about `seconds` go into timing."""
         console.print(f"  {len(self.sentences)} sentences, {int(self.mask.sum())} tokens")
-        with console.status("error of each layer"):
+        with files.status(console, "error of each layer"):
             layers = self.layers()
-        with console.status("embeddings"):
+        with files.status(console, "embeddings"):
             end_to_end = self.end_to_end()
-        with console.status("time of each op"):
+        with files.status(console, "time of each op"):
             ops = self.ops(seconds / 2)
-        with console.status("latency of the whole model"):
+        with files.status(console, "latency of the whole model"):
             latency = self.latency(seconds / 2)
         return {
             "sentences": {

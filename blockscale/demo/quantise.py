@@ -94,6 +94,7 @@ def quantise_model(
 
     `done` is called with the short name of every finished Linear.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     saved = {
@@ -114,7 +115,12 @@ def quantise_model(
         saved[f"{prefix}.bias"] = tensors[f"{prefix}.bias"].contiguous()
         rows.append({"layer": name, "n": n, "k": k, **figures})
         done(name)
-    files.write_atomically(out, lambda new: save_file(saved, new, metadata={"format": FORMAT}))
+    try:
+        files.write_atomically(out, lambda new: save_file(saved, new, metadata={"format": FORMAT}))
+    except SafetensorError as error:  # a full disk, too
+        raise files.PrerequisiteError(
+            f"demo: {out} cannot be written ({error}); make room there, or name another folder"
+        ) from error
     return rows
 
 

@@ -22,7 +22,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("click")
 
+from blockscale.base.errors import (  # noqa: E402
+    CheckpointError,
+    CompileError,
+    LibraryError,
+)
 from blockscale.demo import (  # noqa: E402
+    command,
     files,
     measure,
     metrics,
@@ -485,3 +491,82 @@ def test_writes_are_all_or_nothing(tmp_path: Path):
         files.write_atomically(path, fail)
     assert json.loads(path.read_text())["a"][0] == 1.0
     assert [p.name for p in path.parent.iterdir()] == ["file.json"]
+
+
+def refused(*given: str) -> str:
+    """Return what the demo's command says, which ends before it quantises anything."""
+    from click.testing import CliRunner
+
+    done = CliRunner().invoke(command.main, given)
+    assert done.exit_code == 1, done.output
+    assert not isinstance(done.exception, Exception)
+    assert "Quantise" not in done.output
+    return " ".join(done.output.split())
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demo start without the real model and without transformers."""
+    monkeypatch.setattr(files, "need_modules", lambda *names: None)
+    monkeypatch.setattr(files, "find_model", lambda: None)
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("seconds", ["0.05", "-1", "nan", "inf"])
+def test_times_that_are_none_are_refused_first(tmp_path: Path, seconds: str):
+    for name in ("--seconds", "--language-seconds"):
+        said = refused(name, seconds, "--out", str(tmp_path))
+        assert f"demo: {name} {seconds} is no time to work in; give 0.1 or more" in said
+
+
+@pytest.mark.usefixtures("found")
+def test_a_folder_that_cannot_be_used_is_refused_first(tmp_path: Path):
+    """Not writable, or in use by another demo, or by a search."""
+    from blockscale.building.store import Lock
+
+    (tmp_path / "file").write_text("")
+    said = refused("--out", str(tmp_path / "file" / "dist"))
+    assert "dist (Not a directory); name another folder with --out" in said
+    for folder, doing in ((tmp_path, "running the demo"), (tmp_path / "tuning", "tuning")):
+        with Lock(folder, doing):
+            said = refused("--out", str(tmp_path))
+        assert f"is {doing} here; only one may" in said
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device", "x.so"), "demo: x.so: No space left on device; "),
+        (CompileError("link: gcc is not there"), "link: gcc is not there"),
+        (CheckpointError("model: has no file"), "model: has no file"),
+        (LibraryError("x.so: is none"), "x.so: is none"),
+    ],
+)
+def test_what_ends_a_run_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+):
+    def run(self: object, *given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command.Demo, "run", run)
+    assert f"Error: {words}" in refused("--out", str(tmp_path))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_of_any_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch):
+    """What it lacks is "?"; the spinner needs nothing that it lacks."""
+    import io
+
+    from rich.console import Console
+
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    files.replace_what_cannot_be_printed()
+    console = Console(file=sys.stdout, width=80, force_terminal=True)
+    with files.status(console, "training"):
+        console.print("a \ufffd \u201cq\u201d", markup=False)
+    sys.stdout.flush()
+    text = raw.getvalue().decode(encoding)
+    assert ("a \ufffd \u201cq\u201d" if encoding == "utf-8" else "a ? ?q?") in text
+    assert (text.replace("\x1b[?", "").count("?") == 3) == (encoding != "utf-8")

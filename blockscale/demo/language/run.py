@@ -238,6 +238,7 @@ def main(folder: Path, library: Path, seconds: float, out: Path | None, as_json:
     Example: python -m blockscale.demo.language.run --folder dist/demo-language-model
     --library dist/demo-language-model/kernels.so
     """
+    files.replace_what_cannot_be_printed()
     try:
         files.need_modules("rich")
         from rich.console import Console
@@ -245,8 +246,8 @@ def main(folder: Path, library: Path, seconds: float, out: Path | None, as_json:
         from blockscale.demo import tables
 
         result = run(folder, library, seconds)
-    except files.PrerequisiteError as error:
-        raise click.ClickException(str(error)) from error
+    except files.FAILURES as error:
+        raise click.ClickException(files.sentence(error)) from error
     if out is not None:
         files.write_json(out, result)
     if as_json:
