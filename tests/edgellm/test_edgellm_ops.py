@@ -177,6 +177,18 @@ def test_down(activation, dtype):
     assert ref.row_error(out.float().numpy(), truth).max() < ROUNDED[dtype]
 
 
+def test_down_of_a_nan():
+    """With silu it spoils its token, as in the mode that computes like the original."""
+    case = Case(192, 128, tokens=3, top_k=3)
+    case.z[1, 0, 5] = np.nan
+    _, down = case.views()
+    rest = (down, tensor(case.down_scales), tensor(case.ids), tensor(case.weights))
+    out = edgellm.decode_down(tensor(case.z), *rest, activation="silu")
+    exact = edgellm.decode_down(tensor(case.z), *rest, activation="silu", exact_fp16=True)
+    assert torch.equal(out.isnan(), exact.isnan())
+    assert out.isnan().all(1).tolist() == [False, True, False]
+
+
 HARD = [(0.02, 1.0), (0.05, 1.0), (0.01, 0.5), (0.02, 0.1)]
 """Sizes of weights and activations for which the original's float16 is 2e-3 to 7e-2 off."""
 

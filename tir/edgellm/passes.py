@@ -8,8 +8,9 @@ For token t, slot j and expert e = topk_ids[t, j]; slots with e outside [0, expe
 
 w[e, k, n] = e2m1(payload[e, k, n / 2], nibble n % 2) * scale(decode_scales[e, k / 16, n]), exactly.
 A scale byte is S0E5M3, the upper bits of a float16 without sign.  act: relu2 is max(v, 0)^2, silu
-is v / (1 + exp(-v)) with v limited to -50 .. 50.  Sums of 16 products are scaled and then added up
-in float32; global scale and routing weight come last, in float32; out is rounded once.
+is v / (1 + exp(-v)) with v limited to -50 .. 50.  Of a NaN relu2 makes 0, as the original does, and
+silu a NaN.  Sums of 16 products are scaled and then added up in float32; global scale and routing
+weight come last, in float32; out is rounded once.
 
 Tiles, words and coordinates: `blockscale.base.edgellm_index`, whose functions take expressions.
 """
@@ -95,7 +96,8 @@ def activated(activation: str, value: PrimExpr) -> PrimExpr:
         positive = tirx.Select(value > zero, value, zero)
         return positive * positive
     low, high = tirx.const(-LIMIT, "float32"), tirx.const(LIMIT, "float32")
-    value = tirx.Max(tirx.Min(value, high), low)
+    # Not Min and Max: of a NaN they make a limit.
+    value = tirx.Select(value > high, high, tirx.Select(value < low, low, value))
     return value / (one + exp(-value))
 
 
