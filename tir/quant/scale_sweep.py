@@ -10,8 +10,9 @@ With g the global amax and c_k the candidates, in float32 and in ascending k:
 This is ModelOpt's fused sweep (nvfp4_fp8_scale_sweep): 126 candidates, the positive E4M3 values /
 448.  On CPUs (`scale_sweep`) blocks are computed in tiles of ``TILE``, one block a lane; a partial
 tile repeats the last block.  On GPUs (`scale_sweep_threads`) a thread has a block.  In both a step
-of the loss is d = fma(-q, s, |w|), L = fma(d, d, L): LLVM contracts the CPU's products and sums,
-the GPU's form names the fma.
+of the loss is d = fma(-q, s, |w|), L = fma(d, d, L): LLVM contracts the CPU's products and sums
+where the level has FMA, the GPU's form names the fma.  At level "plain" each product is rounded, so
+that another candidate may win where two err alike.
 """
 
 from __future__ import annotations

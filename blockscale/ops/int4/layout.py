@@ -302,6 +302,9 @@ def dequantize(
 ) -> Tensor:
     """Return the weight [E, K, N] in ``dtype``: q * scale + zero, in float32 and rounded once.
 
+    A float zero is added to the product by a fused multiply-add at CPU levels that have it, to the
+    rounded product elsewhere: a float32 result may differ in its last bits.
+
     Args:
         packed: uint8 or int8, signed codes q, [E, K, N/2] for 4 bits, [E, K, N] for 8; a dense
             weight may come without E, and then scale and zero do, too.
