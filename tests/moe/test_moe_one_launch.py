@@ -16,6 +16,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from blockscale.base.errors import LoweringError
+from blockscale.base.targets import CTA_RESERVED
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog import workloads
 from blockscale.catalog.moe import PARTS
@@ -23,7 +24,7 @@ from blockscale.lower import nvcc
 from blockscale.lower.moe.codes import sources
 from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
-from blockscale.lower.pipe.kernel import Kernel
+from blockscale.lower.pipe.kernel import SM100, Kernel
 from blockscale.lower.pipe.phases import apart, emit_phases, joined
 from blockscale.schedules.steps import Choose, preferred, sampled
 from blockscale.specs import FusedMoe
@@ -249,6 +250,22 @@ def test_shared_memory_is_shared() -> None:
     assert one["end"] <= other["table"]
     assert both.launch_bytes >= other["end"]
     assert both.tmem_columns == max(first.tmem_columns, second.tmem_columns)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_shares_of_tensor_memory(seed: int) -> None:
+    """CTAs of any kernels that fit into an SM's shared memory fit into its tensor memory.
+
+    Those of a launch wait for each other, so a single one that waits for columns stops all.
+    """
+    single = scheduled(PLAIN, 1, 0, -1)
+    kernels = [derive(single), derive(second_for(PLAIN, single, 0))]
+    drawn_ones = [derive(sch.mod["main"]) for sch in drawn_together(seed)[1]]
+    shallow = [replace(kernel, stages=2) for kernel in kernels]
+    for both in (joined(*kernels), joined(*shallow), joined(*drawn_ones)):
+        share = (both.launch_bytes + CTA_RESERVED) / SM100.sm_shared
+        assert share >= both.tmem_columns / SM100.tensor_columns
+        assert both.launch_bytes <= SM100.cta_shared
 
 
 def test_what_is_printed() -> None:

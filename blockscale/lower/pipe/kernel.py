@@ -30,6 +30,14 @@ EXPERT_BYTES = 16
 """Of an expert in a grouped kernel's table."""
 
 
+def shared_with(columns: int) -> int:
+    """Dynamic shared memory of a CTA: of an SM's as large a share as ``columns`` of tensor memory.
+
+    Up to CTA_RESERVED bytes that the system adds.
+    """
+    return SM100.sm_shared * columns // SM100.tensor_columns - CTA_RESERVED
+
+
 @dataclass(frozen=True, eq=False)
 class Slot:
     """What one stage of a buffer takes in a CTA.
@@ -388,7 +396,7 @@ class Kernel:
         Then CTAs of different kernels (of two streams), too, fit into tensor memory where they fit
         into shared memory, and no two clusters wait for each other's columns.
         """
-        share = SM100.sm_shared * self.tmem_columns // SM100.tensor_columns - CTA_RESERVED
+        share = shared_with(self.tmem_columns)
         return max(self.smem_bytes, share) if self.cluster > 1 else self.smem_bytes
 
     # ---- Barriers ---------------------------------------------------------------------------

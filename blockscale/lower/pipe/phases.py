@@ -16,7 +16,7 @@ from blockscale.base.sizes import round_up
 from blockscale.lower.pipe import store
 from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.emit import Body, Emitter, transfers
-from blockscale.lower.pipe.kernel import LANES, STORE_WARPS, Kernel
+from blockscale.lower.pipe.kernel import LANES, STORE_WARPS, Kernel, shared_with
 from blockscale.lower.pipe.text import indented
 from blockscale.specs.plans.launches import ROW_GROUP
 
@@ -38,8 +38,13 @@ class Phases:
 
     @property
     def launch_bytes(self) -> int:
-        """Dynamic shared memory."""
-        return max(self.first.launch_bytes, self.second.launch_bytes)
+        """Dynamic shared memory: as large a share as of columns, for single CTAs, too.
+
+        All CTAs wait for each other's rows, as those of a cluster do (`Kernel.launch_bytes`): one
+        that waits for columns, which another kernel's has, would stop them all.
+        """
+        share = shared_with(self.tmem_columns)
+        return max(self.first.launch_bytes, self.second.launch_bytes, share)
 
     @property
     def target(self) -> int:
