@@ -46,7 +46,7 @@ class Watch:
         np.fill_diagonal(self.know, 1)
         self.streams = np.zeros((devices, agents), np.int32)
         self.given: dict[tuple[int, int], np.ndarray] = {}  # (address, device; -1: system)
-        self.fences: dict[int, tuple[np.ndarray, int]] = {}  # agent: what it knew, scope
+        self.fences: dict[tuple[int, int], np.ndarray] = {}  # (agent, scope): known at the last
         self.owed: dict[tuple[int, int], np.ndarray] = {}  # (agent, scope): after its next fence
         self.writer = np.full(cells, NEVER, np.int32)
         self.written = np.zeros(cells, np.int32)
@@ -67,9 +67,9 @@ class Watch:
         index = np.arange(device * self.warps, (device + 1) * self.warps)
         self.know[index, index] += 1
         for agent in index:
-            self.fences.pop(int(agent), None)
-            self.owed.pop((int(agent), GPU), None)
-            self.owed.pop((int(agent), SYSTEM), None)
+            for level in (GPU, SYSTEM):
+                self.fences.pop((int(agent), level), None)
+                self.owed.pop((int(agent), level), None)
 
     def end(self, device: int) -> None:
         """A launch has ended: the next one of its stream will know all that it did."""
@@ -95,32 +95,31 @@ class Watch:
         np.maximum(row, vector, out=row)
 
     def fence(self, g: Any, mask: np.ndarray | None, mods: Any) -> None:
-        """Note a fence of ``mods``, whose scope is that of a GPU or the system."""
+        """Note a fence of ``mods``; a scope less than that of a GPU tells nobody else."""
         scope = scope_of(mods, GPU)
         for w in g.active_warps(mask):
             agent = int(self.agents(g)[w])
             row = self.know[agent]
             for reach in range(GPU, scope + 1):
-                owed = self.owed.pop((agent, reach), None)
-                if owed is not None:
-                    np.maximum(row, owed, out=row)
-            self.fences[agent] = row.copy(), scope
+                if "release" not in mods:
+                    owed = self.owed.pop((agent, reach), None)
+                    if owed is not None:
+                        np.maximum(row, owed, out=row)
+                if "acquire" not in mods:
+                    self.fences[agent, reach] = row.copy()
             self.know[agent, agent] += 1
 
     def give(self, g: Any, lanes: np.ndarray, at: np.ndarray, mods: Any, default: int) -> None:
         """Note a store or atomic that others may acquire from."""
         scope = scope_of(mods, default)
         for agent, spot in self._spots(g, lanes, at):
+            mine = None
             if "release" in mods or "acq_rel" in mods:
-                vector, reach = self.know[agent].copy(), scope
+                mine = self.know[agent].copy()
                 self.know[agent, agent] += 1
-            elif agent in self.fences:
-                vector, reach = self.fences[agent]
-                reach = min(reach, scope)
-            else:
-                continue
             for level, where in ((GPU, g.machine.device), (SYSTEM, -1)):
-                if reach >= level:
+                vector = self.fences.get((agent, level)) if mine is None else mine
+                if scope >= level and vector is not None:
                     old = self.given.get((spot, where))
                     self.given[spot, where] = vector if old is None else np.maximum(old, vector)
 

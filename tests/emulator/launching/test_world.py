@@ -69,8 +69,19 @@ def message(seed, **changes):
         {"fence": "fence.acq_rel.sys;", "tell": "st.relaxed.sys.global"},
         {"look": "ld.relaxed.sys.global", "after": "fence.acq_rel.sys;"},
         {"fence": "fence.sc.sys;", "tell": "st.volatile.global"},
+        {"fence": "fence.release.sys; fence.acq_rel.gpu;", "tell": "st.relaxed.sys.global"},
+        {"fence": "membar.sys; membar.cta;", "tell": "st.relaxed.sys.global"},
+        {"look": "ld.relaxed.sys.global", "after": "fence.acquire.sys;"},
     ],
-    ids=["release", "fence and relaxed", "relaxed and fence", "volatile"],
+    ids=[
+        "release",
+        "fence and relaxed",
+        "relaxed and fence",
+        "volatile",
+        "two fences",
+        "two membars",
+        "fences of one side",
+    ],
 )
 def test_what_is_ordered_is_seen(seed, changes):
     out, hazards = message(seed, **changes)
@@ -89,6 +100,9 @@ def test_what_is_ordered_is_seen(seed, changes):
         {"fence": "fence.acq_rel.gpu;", "tell": "st.relaxed.sys.global"},
         {"look": "ld.relaxed.sys.global", "after": "fence.acq_rel.gpu;"},
         {"barrier": ""},
+        {"fence": "fence.acquire.sys;", "tell": "st.relaxed.sys.global"},
+        {"look": "ld.relaxed.sys.global", "after": "fence.release.sys;"},
+        {"fence": "fence.proxy.tensormap::generic.release.sys;", "tell": "st.relaxed.sys.global"},
     ],
     ids=lambda changes: " ".join(changes.values()) or "no barrier",
 )
