@@ -94,6 +94,21 @@ def test_epilogue(plan: str, rule: tuple[str, str | None]) -> None:
     assert right.all()
 
 
+def test_a_piece_of_split_k_loads_what_it_holds() -> None:
+    """Four elements of a residual of 16 bits are 8 bytes: 16 would end behind their registers."""
+    of = harness.plan(n=N, k=K, out_dtype="bfloat16", **PLANS["split"])
+    func = gemm_tiles("nvfp4", "bfloat16", N, K, residual=True)
+    sch = new_schedule(tvm.IRModule({"main": func}))
+    tcgen05.decided(sch, of)
+    text = emit(checked(derive(sch.mod["main"])), "gemm")
+    assert "bs_load_run_16<BsBf16, 4, true>(residual" in text
+    ptx = compile_cuda_source(text, "sm_100a", ptx=True).image.decode()
+    sizes = [
+        line.split(".v")[1][0] for line in ptx.splitlines() if "ld.global" in line and ".v" in line
+    ]
+    assert sizes == ["4", "2"]  # of the bias, of the residual
+
+
 def test_library() -> None:
     """As users get it: a name of its own, one parameter more, every bucket's kernel."""
     spec = MmFp4(128, 256, "nvfp4", "bfloat16", "gelu_tanh", True)

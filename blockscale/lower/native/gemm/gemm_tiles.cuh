@@ -163,16 +163,18 @@ BS_INLINE void bs_load_run(float *to, const float *from, int left) {
   }
 }
 
-// The same of 16-bit numbers of class F, widened; 8 of them are 16 bytes.
+// The same of 16-bit numbers of class F, widened; 8 of them are 16 bytes, 4 are loaded as 8.
 template <class F, int COUNT, bool ALIGNED>
 BS_INLINE void bs_load_run_16(float *to, const uint16_t *from, int left) {
-  if (ALIGNED && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+  constexpr int STEP = COUNT % 8 == 0 ? 8 : 4;  // a piece of split K has 4
+  static_assert(COUNT % STEP == 0 || !ALIGNED, "whole loads");
+  if (ALIGNED && reinterpret_cast<uintptr_t>(from) % (2 * STEP) == 0) {
 #pragma unroll
-    for (int i = 0; i < COUNT; i += 8) {
+    for (int i = 0; i + STEP <= COUNT; i += STEP) {
       uint32_t words[4] = {0, 0, 0, 0};
-      if (i < left) bs_load<16, BS_KEEP>(words, from + i);
+      if (i < left) bs_load<2 * STEP, BS_KEEP>(words, from + i);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) to[i + j] = F::at(words, j);
+      for (int j = 0; j < STEP; ++j) to[i + j] = F::at(words, j);
     }
   } else {
 #pragma unroll
