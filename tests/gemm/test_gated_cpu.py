@@ -57,6 +57,20 @@ def test_default(activation: str, fmt: str, dtype: str, level: str) -> None:
     check(compiled(spec, level), spec)
 
 
+def test_an_expert_of_one_row() -> None:
+    """One row may hold few elements that are sure; all rows together are judged."""
+    spec = GroupedMmActFp4Quant(2, 384, 224, "nvfp4", "swiglu", "float16")
+    case = gated.case(spec, [0, 260, 261], 261, seed=0)
+    given, made = case.tensors(), case.outputs(spec)
+    kernel = with_numbers(compiled(spec, "plain"), spec, len(given))
+    outs = call(kernel, given, made)
+    gated.judge(spec, case, *outs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gated, "COMPARED", 1.1)
+        with pytest.raises(AssertionError, match="of the codes are sure, which is less"):
+            gated.judge(spec, case, *outs)
+
+
 @pytest.mark.parametrize("level", ["avx512bf16", "plain"])
 def test_replay(level: str) -> None:
     """Traces of the last sketch, found on static workloads, serve the exported function."""
