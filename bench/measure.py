@@ -332,7 +332,10 @@ def about_library(library: Any) -> dict[str, Any]:
     told = ("blockscale", "target", "built", "meta", "abi")
     kept = {key: library.manifest[key] for key in told if key in library.manifest}
     tuned = sum(function.tuned for function in library.functions.values())
-    return {"file": library.path.name, "functions": len(library), "tuned": tuned, **kept}
+    buckets = [b["tuned"] for f in library.functions.values() for b in f.buckets or ()]
+    counts = {"functions": len(library), "tuned": tuned}
+    counts |= {"buckets": len(buckets), "tuned_buckets": sum(buckets)}
+    return {"file": library.path.name, **counts, **kept}
 
 
 def now() -> str:

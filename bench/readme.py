@@ -18,7 +18,16 @@ from bench.ep import scaling
 from bench.gpu import host, linear, linear_fp8, linear_report
 from bench.moe import fp8 as moe_fp8
 from bench.moe import loose
-from bench.report import Results, fill_page, markdown_table, read, relative, render, us_text
+from bench.report import (
+    Results,
+    fill_page,
+    markdown_table,
+    read,
+    relative,
+    render,
+    schedules,
+    us_text,
+)
 from blockscale.building.records import META
 from blockscale.demo.tables import disturbed
 from blockscale.demo.variants import LABELS
@@ -35,7 +44,8 @@ def demo_section(result: Results, source: str = "") -> str:
 def linear_fp8_section(result: Results, source: str = "") -> str:
     """Return a row for each weight and number of rows of a linear layer with FP8 rows."""
     wrong = sum(not row["right"] for row in result["rows"])
-    return render("pages/linear_fp8.md.j2", r=result, source=source, wrong=wrong)
+    facts = {"wrong": wrong, "schedules": schedules(result)}
+    return render("pages/linear_fp8.md.j2", r=result, source=source, **facts)
 
 
 def moe_fp8_section(result: Results, source: str = "") -> str:
@@ -56,9 +66,8 @@ def moe_fp8_section(result: Results, source: str = "") -> str:
             ]
             if any(found):
                 means.append((fmt, what, found))
-    return render(
-        "pages/moe_fp8.md.j2", r=result, source=source, cases=cases, tokens=tokens, means=means
-    )
+    facts = {"cases": cases, "tokens": tokens, "means": means, "schedules": schedules(result)}
+    return render("pages/moe_fp8.md.j2", r=result, source=source, **facts)
 
 
 EP_OTHERS = {

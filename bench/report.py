@@ -148,6 +148,22 @@ def measured_on(results: Results, method: str) -> str:
     )
 
 
+def schedules(results: Results) -> str:
+    """Return where the schedules of the libraries came from, as far as the results tell."""
+    libraries = results["libraries"]
+
+    def total(key: str) -> int:
+        return sum(library[key] for library in libraries)
+
+    if all("buckets" in library for library in libraries):
+        tuned, every = total("tuned_buckets"), total("buckets")
+        return f"logged schedules in {tuned} of {every} kernels by size, else default ones"
+    return (
+        f"logged schedules for all sizes in {total('tuned')} of {total('functions')} functions, "
+        "in the others for some sizes or none"
+    )
+
+
 # ---- Plots --------------------------------------------------------------------------------------
 
 

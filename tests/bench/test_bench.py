@@ -268,6 +268,7 @@ def test_tables_of_fp8_rows():
         "machine": {"gpu": "GPU", "driver_version": "1"},
         "versions": {"CUDA": "13", "torch": "2"},
         "date": "2026-01-02T03",
+        "libraries": [{"functions": 5, "tuned": 2}],
     }
     us = {"16 bits": 90.0, "fp8 in 16 bits": 95.0, "fp8": 60.0, "torch": 80.0, "_scaled_mm": 50.0}
     row = {"weight": "int4g128", "n": 64, "k": 128, "rows": 512, "us": us, "right": True}
@@ -277,6 +278,8 @@ def test_tables_of_fp8_rows():
         "| int4g128 | 64 x 128 | 512 | 90.0 | 95.0 | 60.0 | 1.50 | 80.0 | 50.0 | 1.7e-03 |" in text
     )
     assert "1 results were wrong" in text
+    assert "logged schedules for all sizes in 2 of 5 functions, in the others for some" in text
+    head["libraries"] = [{"buckets": 4, "tuned_buckets": 3}, {"buckets": 1, "tuned_buckets": 1}]
     times = {
         f"{road}{part}": {"us": value}
         for part, more in (("", 10.0), (", GEMMs", 0.0))
@@ -304,6 +307,7 @@ def test_tables_of_fp8_rows():
     assert "| int4 | 8 bits, to 16 bits | 1.20 |" in text
     assert "| mxfp4 | 8 bits, to 16 bits | 1.70 |" in text  # the root of 1.2 * 2.4
     assert "| mxfp4 | fast, to humming-kernels | 1.50 |" in text
+    assert "logged schedules in 4 of 5 kernels by size" in text
     assert "int4 | fast" not in text
 
 

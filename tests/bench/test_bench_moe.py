@@ -14,6 +14,7 @@ moe = pytest.importorskip(
 from bench.measure import row_error  # noqa: E402
 from bench.moe import cases as moe_cases  # noqa: E402
 from bench.moe import data as moe_data  # noqa: E402
+from bench.moe import fp8 as moe_fp8  # noqa: E402
 from bench.moe import ours  # noqa: E402
 from bench.moe import report as moe_report  # noqa: E402
 from bench.report import read  # noqa: E402
@@ -261,3 +262,13 @@ def test_the_page_shows_the_results_it_names():
         pytest.skip("bench/results has no MoE results of a GPU yet")
     results = read(ROOT / "docs" / source[1], moe.FORMAT)
     assert section == moe_report.page(results, source[1]).strip()
+
+
+def test_wrong_rows_in_fp8_are_noticed():
+    """The run's status names them; the published run has none."""
+    path = ROOT / "bench/results/moe-fp8-nvidia-h200-2026-11-24.json"
+    cases = read(path, moe_fp8.FORMAT)["cases"]
+    assert not [road for case in cases for road in moe_fp8.wrong(case)]
+    worst = {"16 bits": 0.02, "fp8": float("inf"), "fp8 fast": 0.02}
+    errors = {road: {"worst": error} for road, error in worst.items()}
+    assert moe_fp8.wrong({"errors": errors}) == ["16 bits", "fp8"]
