@@ -23,6 +23,7 @@ from blockscale.ops.int4.weight import Int4Weight, prepare
 from blockscale.ops.linear.layer import finished, linear
 from blockscale.ops.linear.weights import ACTS, TENSORS, Given, LinearWeights, prepared
 from blockscale.ops.quant import quantize
+from blockscale.ops.weights import PreparedWeights
 from blockscale.specs.gemm import ACTIVATIONS
 
 Tensor = torch.Tensor
@@ -36,7 +37,7 @@ class Linear(Prepared):
     """
 
     _names: tuple[str, ...] = (*TENSORS, "weight", "pre_quant_scale")
-    _kind = LinearWeights
+    _kind: type[PreparedWeights] | None = LinearWeights
     packed: Tensor | None
     block_scale: Tensor | None
     global_scale: Tensor | None

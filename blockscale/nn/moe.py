@@ -12,13 +12,13 @@ from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.entry import CODES
 from blockscale.checkpoints.experts.experts import Experts, biases_of
-from blockscale.checkpoints.experts.modules import ALL, ROUTERS, Group, pick, some
+from blockscale.checkpoints.experts.modules import ROUTERS, Group, pick
 from blockscale.checkpoints.experts.stack import split_rows
-from blockscale.checkpoints.files.safetensors import DTYPES, read
+from blockscale.checkpoints.files.safetensors import DTYPES, TensorInfo, read
 from blockscale.checkpoints.schemes.layout import Laid
 from blockscale.nn import linear
 from blockscale.nn.config import moe_options
-from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
+from blockscale.nn.prepared import Device, Prepared, checked_device, opened
 from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe import tiles
@@ -26,6 +26,7 @@ from blockscale.ops.moe.layer import Options
 from blockscale.ops.moe.weights import TENSORS, MoeWeights, laid_out, with_biases
 from blockscale.ops.weights import check_rounded
 from blockscale.specs.moe import ACTIVATIONS, BYTE_ACTS, GATED, LAYOUTS, SCORINGS
+from blockscale.specs.plans.moe import PREFERRED
 
 Tensor = torch.Tensor
 
@@ -375,47 +376,53 @@ def _load(
             "does not; load the parts one by one"
         )
     cuda = device is not None and torch.device(device).type == "cuda"
-    (layout, rounded), act_fmt = how, options.get("act_fmt")
-    weights, experts = _tiled(ckpt, stem), None
-    if rounded and weights is not None:
-        check_rounded(WHERE, weights.fmt, BYTE_ACTS, (act_fmt, layout), not cuda)
-    elif not rounded:
-        layout = layout or ("tiles64" if cuda else "linear")
-    if weights is None:
-        experts = _experts(ckpt, stem, fmt)
-        gated = experts.gated
+    (layout, rounded), act_fmt, ep = how, options.get("act_fmt"), options.get("ep")
+    laid, group = _laid(ckpt, stem), ckpt.group(stem)
+    total = laid.facts["experts"] if laid is not None else 0 if group is None else group.total
+    mine = None if ep is None or not total else _own_experts(ep, act_fmt, stem, total)
+    chosen = cuda and layout is None and act_fmt in BYTE_ACTS and not rounded
+    if laid is not None and chosen and (laid.fmt, laid.group) in PREFERRED:
+        laid = None  # its layout is the one that prepare() chooses
+    if laid is None:
+        experts = _experts(ckpt, stem, fmt, mine)
+        said = moe_options(ckpt.configs.get("config.json", {}), experts.gated, options, stem)
+        how_prepared = {"activation": said["activation"], "device": device, "act_fmt": act_fmt}
+        weights = experts.prepare(dtype, layout, **how_prepared, rounded=rounded)
     else:
-        gated = weights.gated
-        weights = _with_biases(ckpt, weights, stem)
-    said = moe_options(ckpt.configs.get("config.json", {}), gated, options, stem)
-    if experts is not None:
-        weights = experts.prepare(
-            dtype,
-            layout,
-            activation=said["activation"],
-            device=device,
-            act_fmt=act_fmt if rounded else None,
-            rounded=rounded,
-        )
-    assert weights is not None
-    wanted = "tiles64e" if rounded or layout is None else layout
-    if weights.layout != wanted:
-        weights = laid_out(WHERE, weights.to_linear(), dtype, wanted, rounded)
-    router = said.pop("router", None) or _router(ckpt, stem, weights.experts)
+        if rounded:
+            check_rounded(WHERE, laid.fmt, BYTE_ACTS, (act_fmt, layout), not cuda)
+        weights = _with_biases(ckpt, _tiled(laid, mine), stem, mine)
+        said = moe_options(ckpt.configs.get("config.json", {}), weights.gated, options, stem)
+        wanted = "tiles64e" if rounded else layout or ("tiles64" if cuda else "linear")
+        if weights.layout != wanted:
+            weights = laid_out(WHERE, weights.to_linear(), dtype, wanted, rounded)
+    router = said.pop("router", None) or _router(ckpt, stem, total)
     shared = said.pop("shared", None) or _shared(ckpt, stem, said["activation"], device)
     if said.get("correction_bias") is None:
-        said["correction_bias"] = _correction(ckpt, stem, weights.experts)
+        said["correction_bias"] = _correction(ckpt, stem, total)
     made = FusedMoE(weights, **said, router=router, shared=shared)
     return made if device is None else made.to(device)
 
 
-def _experts(ckpt: Checkpoint, stem: str, fmt: str | None) -> Experts:
+def _own_experts(ep: Any, act_fmt: str | None, stem: str, total: int) -> Sequence[int]:
+    """Return the experts of this rank, after what can be checked before any is read."""
+    ep.check_act_fmt(WHERE, act_fmt)
+    if ep.config.experts != total:
+        raise ValueError(
+            f"{WHERE}: {stem} has {total} experts, but ep is of {ep.config.experts}; construct it "
+            f"with experts={total}"
+        )
+    mine: Sequence[int] = ep.local_experts
+    return mine
+
+
+def _experts(ckpt: Checkpoint, stem: str, fmt: str | None, mine: Sequence[int] | None) -> Experts:
     if stem not in ckpt and f"{stem}.experts" not in ckpt:
         raise CheckpointError(
             f"{ckpt.path} has no experts below {stem!r}; give the name of an MoE layer, one of "
             f"{', '.join(ckpt.modules[:3]) or 'which there is none'}"
         )
-    found = ckpt.experts(stem)
+    found = ckpt.experts(stem, mine)
     if found.fmt in CODES:
         if fmt not in (None, found.fmt):
             raise CheckpointError(
@@ -431,9 +438,9 @@ def _experts(ckpt: Checkpoint, stem: str, fmt: str | None) -> Experts:
     return found.quantized(fmt)
 
 
-def _tiled(ckpt: Checkpoint, stem: str) -> MoeWeights | None:
-    """Return experts that are stored in layout "tiles64", as they are, but without biases."""
-    laid = next(
+def _laid(ckpt: Checkpoint, stem: str) -> Laid | None:
+    """Return one of the weights of experts that are stored in layout "tiles64"."""
+    return next(
         (
             entry
             for entry in ckpt.entries.values()
@@ -443,26 +450,44 @@ def _tiled(ckpt: Checkpoint, stem: str) -> MoeWeights | None:
         ),
         None,
     )
-    if laid is None:
-        return None
+
+
+def _tiled(laid: Laid, mine: Sequence[int] | None) -> MoeWeights:
+    """Return experts that are stored in layout "tiles64", as they are, but without biases."""
     facts, parts = laid.facts, laid.facts["whole"]
-    tensors = {name: own(read(parts[name])) for name in TENSORS if name in parts}
-    ones = torch.ones(facts["experts"])
+    tensors = {name: _read(parts[name], mine) for name in TENSORS if name in parts}
+    count = facts["experts"] if mine is None else len(mine)
+    ones = torch.ones(count)
     tensors.setdefault("w13_global", ones[:, None].repeat(1, 2))
     tensors.setdefault("w2_global", ones)
     int4 = facts["fmt"] == "int4"
     dtype = str(DTYPES[facts["scale_dtype"]]).removeprefix("torch.") if int4 else None
     names = ("fmt", "group", "experts", "hidden", "intermediate", "gated")
-    meta = {name: facts[name] for name in names}
+    meta = {name: facts[name] for name in names} | {"experts": count}
     meta |= {"zero": int4, "layout": "tiles64", "revision": tiles.REVISION, "dtype": dtype}
     return MoeWeights.of(meta, tensors)
 
 
-def _with_biases(ckpt: Checkpoint, weights: MoeWeights, stem: str) -> MoeWeights:
+def _read(info: TensorInfo, mine: Sequence[int] | None) -> Tensor:
+    """Return a tensor of all experts, or of some, in memory of its own."""
+    total, rest = info.shape[0], info.shape[1:]
+    if mine is None:
+        runs = [(0, total)]
+    elif list(mine) == list(range(mine[0], mine[0] + len(mine))):
+        runs = [(mine[0], mine[0] + len(mine))]
+    else:
+        runs = [(e, e + 1) for e in mine]
+    return torch.cat([read(info.piece(a, b, total, (b - a, *rest))) for a, b in runs])
+
+
+def _with_biases(
+    ckpt: Checkpoint, weights: MoeWeights, stem: str, mine: Sequence[int] | None
+) -> MoeWeights:
     """Return tiled weights with the biases of the checkpoint, which are stored as they were."""
     group = ckpt.group(stem)
     if group is None or not group.biases:
         return weights
+    group = group if mine is None else pick(group, mine)
     up, down = biases_of(group, weights.gated, ckpt.facts)
     if up is not None and weights.gated and _interleaved(group):
         up = split_rows(up)

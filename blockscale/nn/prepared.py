@@ -171,9 +171,9 @@ class Prepared(torch.nn.Module):
 
     def _check_kind(self, meta: Mapping[str, Any], names: Collection[str]) -> None:
         """ValueError unless a module of this kind saved the description of these tensors."""
-        if self._kind is None:
-            lacking, wrong = (), bool(meta)
-        else:
+        lacking: tuple[str, ...] = ()
+        wrong = self._kind is None and bool(meta)
+        if self._kind is not None:
             known = (*self._kind.described_by, "dtype") if self._kind.names[0] in names else ()
             lacking = tuple(name for name in known if name not in meta)
             wrong = bool(lacking)

@@ -174,7 +174,7 @@ class Op(Generic[Result]):
             return self._in_full(options, given, None)
         odd = (first.requires_grad and is_grad_enabled()) or first.is_neg()
         if known is not None and not odd:  # a CUDA library knows nothing of either
-            run, spec, flags = known
+            run, spec, flags, tell = known
             ready = self.ready(spec, options, given)
             if ready is not None:
                 arguments, result = ready
@@ -183,6 +183,8 @@ class Op(Generic[Result]):
                 except REFUSED:
                     pass  # the full checks say it in our words
                 else:
+                    if tell is not None and is_grad_enabled():
+                        tell(arguments)
                     return made if result is None else result
         return self._in_full(options, given, key)
 
@@ -219,7 +221,9 @@ class Op(Generic[Result]):
         flat = self.flattens and first.is_cuda and first.dim() > passed.dim()
         if key is not None and self.keeps and (flat or first.shape == passed.shape):
             # a CUDA library checks arguments by itself, but cannot allocate outputs
-            remembered[key] = getattr(function, "direct", function.call), spec, flags
+            direct = getattr(function, "direct", None)
+            tell = None if direct is None else function.tell_autograd
+            remembered[key] = direct or function.call, spec, flags, tell
             if generation() != before:
                 remembered.pop(key, None)
         return made if result is None else result

@@ -90,8 +90,9 @@ class _Mm(call.Op[Tensor]):
                 return None
             bias = bias.detach().float()
         if residual is not None:
-            plain = type(residual) in call.PLAIN
-            if not plain or (residual.requires_grad and torch.is_grad_enabled()):
+            if type(residual) not in call.PLAIN:
+                return None
+            if torch.is_grad_enabled() and residual.requires_grad:
                 return None
         if out is None:
             out = _output(a, spec.n, options[1])

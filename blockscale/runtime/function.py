@@ -47,6 +47,7 @@ class _Plan:
     views: tuple[int, ...]  # to be passed as bytes
     wraps: tuple[int, ...]  # NumPy arrays that tvm_ffi does not take as they are
     launch: bool  # False: every output is empty, a workspace aside
+    written: tuple[int, ...]  # torch tensors of the caller's
 
 
 class Function:
@@ -95,6 +96,8 @@ class Function:
 
         Outputs that are left out are allocated: as torch tensors if the first argument is one, else
         as NumPy arrays.  One that may be an input (``alias``) is that input, updated in place.
+        Where autograd records, it is told of the torch tensors that are written, so that a backward
+        pass which needs what they were says so; elsewhere that would cost each call 0.2 us.
 
         Args:
             args: inputs in order, then outputs; None stands for a parameter's default, and for an
@@ -188,9 +191,19 @@ class Function:
                 values[i] = tensors.pass_numpy(values[i])
             if kept is None:
                 self._launch(values, torch, flags)
+                if plan.written and torch.is_grad_enabled():
+                    torch._C._increment_version([values[i] for i in plan.written])
             else:
                 kept += values
         return results[0] if len(results) == 1 else tuple(results)
+
+    def tell_autograd(self, args: Sequence[Any]) -> None:
+        """Count a write to the torch tensors that were written, where autograd records."""
+        torch = tensors.torch_module()
+        if torch is None or not torch.is_grad_enabled():
+            return
+        found = [args[self._alias[i] if args[i] is None else i] for i in self._outputs]
+        torch._C._increment_version([v for v in found if isinstance(v, torch.Tensor)])
 
     def _launch(self, values: Sequence[Any], torch: Any, flags: int) -> None:
         if torch is not None:
@@ -278,6 +291,7 @@ class Function:
             views=(*views, *(i for i, j in aliases if j in views)),
             wraps=(*wraps, *(i for i, j in aliases if j in wraps)),
             launch=launch,
+            written=tuple(i for i, d in placed if params[i].output and d.kind == "torch"),
         )
 
     def _check_writable(self, output: int, alias: int, got: Described | None) -> None:
@@ -358,6 +372,10 @@ class BoundKernel:
             packed[first] = kept[first]  # a torch tensor brings torch's current stream
             packed.append(flags)
         self._packed = tuple(packed)
+        pairs = zip(function.params, self.values, strict=False)
+        torch = tensors.torch_module()
+        kind: Any = () if torch is None else torch.Tensor
+        self._written = tuple(v for p, v in pairs if p.output and isinstance(v, kind))
         self._tails: dict[int, tuple[Any, ...]] = {}
         self._checked = function._compiled if function.kind == "cuda" else function.call
         self.run = self._runner()
@@ -365,15 +383,33 @@ class BoundKernel:
     def _runner(self) -> Callable[[], Any]:
         """Return what runs the kernel."""
         compiled, packed, torch = self.function._compiled, self._packed, tensors.torch_module()
+        written = self._written
         if not packed:
             return lambda: None
         if self.function.kind == "cuda":
-            return partial(compiled, *packed) if self.function.replay is None else self._recorded()
+            return self._marked(
+                partial(compiled, *packed) if self.function.replay is None else self._recorded()
+            )
 
         def run() -> None:
             if torch is not None:
                 tensors.honour_torch_threads(torch)
             compiled(*packed)
+            if written and torch is not None and torch.is_grad_enabled():
+                torch._C._increment_version(written)
+
+        return run
+
+    def _marked(self, launch: Callable[[], Any]) -> Callable[[], None]:
+        """Return ``launch`` for callers whose autograd may record."""
+        written, torch = self._written, tensors.torch_module()
+        if not written or torch is None:
+            return launch
+
+        def run() -> None:
+            launch()
+            if torch.is_grad_enabled():
+                torch._C._increment_version(written)
 
         return run
 
@@ -401,6 +437,8 @@ class BoundKernel:
         if tail is None:
             tail = self._tails[len(first)] = self._tail(len(first))
         self._checked(*first, *tail)
+        if self._written and self.function.kind == "cuda":  # others tell it themselves
+            self.function.tell_autograd((*first, *self.values[len(first) :]))
 
     def _tail(self, count: int) -> tuple[Any, ...]:
         """Return the arguments that follow; outputs that are one of the first inputs: None."""

@@ -72,6 +72,7 @@ class CudaFunction(Function):
                 except (TypeError, ValueError):
                     pass  # the full checks below find the words for it
                 else:
+                    self.tell_autograd(args)
                     return self._results(args)
         return self._checked(args[: self._count], {}, args[-1] if count > self._count else 0)
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockscale as bs
 from blockscale.ops import call
+from blockscale.runtime.function import Function
 
 K, N = 64, 32
 BF16 = torch.bfloat16
@@ -248,6 +249,38 @@ def test_copies_are_refused(copied):
     step = bs.bind(bs.linear, rows(3), *weight())
     with pytest.raises(TypeError, match=r"linear: a bound call holds memory.*bind"):
         copied(step)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_autograd_is_told_of_writes(bound, monkeypatch):
+    """Of outputs and of inputs updated in place; in the first calls, known ones, and bound ones."""
+    direct = property(lambda self: self._compiled and self.call)
+    x, w, (packed, scale) = rows(3), torch.ones(K, dtype=BF16), weight()
+    out = torch.zeros(3, N, dtype=BF16)
+    for known in (False, True, True):
+        if known:
+            monkeypatch.setattr(Function, "direct", direct, raising=False)
+        factor = torch.ones(N, dtype=BF16, requires_grad=True)
+        y = (out * factor).sum()
+        if bound:
+            bs.bind(bs.linear, x, packed, scale, out=out)()
+        else:
+            bs.linear(x, packed, scale, out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+        residual = rows(3)
+        before, seen = residual._version, x._version
+        step = bs.bind(bs.add_rmsnorm_fp4quant, x, residual, w) if bound else None
+        assert residual._version == before
+        step() if step else bs.add_rmsnorm_fp4quant(x, residual, w)
+        assert residual._version > before
+        if step:
+            other = rows(3)
+            step(x, other)
+            assert other._version > 0
+        assert x._version == seen
+    with torch.inference_mode():
+        bs.linear(x.clone(), packed, scale, out=out.clone())
 
 
 def test_words():
