@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from blockscale.base.errors import CheckpointError, UnknownNameError
 from blockscale.checkpoints.entry import Entry
 from blockscale.checkpoints.experts.experts import Experts, load_experts
-from blockscale.checkpoints.experts.modules import Group, candidates, find_modules
+from blockscale.checkpoints.experts.modules import Group, candidates, find_modules, pick
 from blockscale.checkpoints.experts.stack import stack
 from blockscale.checkpoints.files.folder import Folder, read_folder
 from blockscale.checkpoints.schemes.kinds import facts, find_entries, load
@@ -109,12 +109,15 @@ class Checkpoint:
         found = [load(experts[e], self.facts) for e in range(len(experts))]
         return stack(name, found)
 
-    def experts(self, name: str) -> Experts:
-        """Return the experts of the MoE module ``name``, with or without ".experts" at its end."""
+    def experts(self, name: str, only: Sequence[int] | None = None) -> Experts:
+        """Return the experts of the MoE module ``name``, with or without ".experts" at its end.
+
+        ``only``: of these experts, in this order; the data of others are not read.
+        """
         group = self.group(name)
         if group is None:
             raise UnknownNameError(self._unknown(name))
-        return load_experts(group, self.facts)
+        return load_experts(group if only is None else pick(group, only), self.facts)
 
     def below(self, prefix: str) -> list[str]:
         """Return the names of the weights of one module, e.g. "model.layers.0.mlp"."""

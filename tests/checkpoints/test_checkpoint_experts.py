@@ -9,7 +9,10 @@ import torch
 import blockscale as bs
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.experts.stack import turned
-from blockscale.checkpoints.weight import Weight
+from blockscale.checkpoints.files import safetensors
+from blockscale.checkpoints.weight import ROWS, Weight
+from tests.checkpoints.test_checkpoint_layouts import EXPERTS
+from tests.checkpoints.test_checkpoint_layouts import experts as stored_experts
 from tests.checkpoints.test_checkpoints import GOLDEN
 from tests.kit import checkpoint_files as files
 from tests.kit.checkpoint_files import BF16, E4M3, fp4, nibbles, same, words
@@ -320,3 +323,60 @@ def test_gpt_oss_saved_dequantised_by_transformers_keeps_blocks_in_its_names(tmp
     turned = up.swapaxes(1, 2).astype(np.float32)
     np.testing.assert_array_equal(made[0], np.concatenate([turned[:, 0::2], turned[:, 1::2]], 1))
     np.testing.assert_array_equal(made[1], down.swapaxes(1, 2).astype(np.float32))
+
+
+def alike(some, whole, only):
+    """Whether experts are those of the whole module, in the order of ``only``, byte for byte."""
+    assert (some.fmt, some.gated, some.notes) == (whole.fmt, whole.gated, whole.notes)
+    pairs = [(some.gate_up_bias, whole.gate_up_bias), (some.down_bias, whole.down_bias)]
+    for one, all_ in ((some.gate_up, whole.gate_up), (some.down, whole.down)):
+        assert one.shape == (len(only), *all_.shape[1:])
+        assert torch.equal(one.dequantize(), all_.dequantize()[only])
+        pairs += [(getattr(one, f), getattr(all_, f)) for f in (*ROWS, "global_scale")]
+    for value, wanted in pairs:
+        assert (value is None) == (wanted is None)
+        if value is not None:
+            wanted = wanted[only]
+            value = value[:, None] if value.dim() < wanted.dim() else value
+            value = value.expand(wanted.shape)
+            assert value.dtype == wanted.dtype
+            assert torch.equal(value.view(wanted.dtype).float(), wanted.float())
+
+
+@pytest.mark.parametrize("only", [[1], [1, 2], [2, 0]])
+@pytest.mark.parametrize("form", ["nvfp4", "ungated", "awq", "gpt-oss", "plain-oss", "fused"])
+def test_some_experts_are_those_of_all_and_no_other_is_read(opened, rng, monkeypatch, form, only):
+    """As a rank of expert parallelism loads them: bytes of the others stay on the disk."""
+    if form == "fused":
+        name, tensors, config = "m.experts", {}, {}
+        for leaf, rows, inner in (("gate_up_proj", 2 * I, H), ("down_proj", H, I)):
+            codes, scale, _, _ = files.nvfp4(rng, E, rows, inner)
+            top = rng.uniform(1e-5, 1e-3, (E, 2) if rows > H or leaf[0] == "g" else E)
+            tensors |= {
+                f"{name}.{leaf}": nibbles(codes),
+                f"{name}.{leaf}_weight_scale": scale,
+                f"{name}.{leaf}_weight_scale_2": top.astype(np.float32),
+                f"{name}.{leaf}_bias": rng.standard_normal((E, rows)).astype(BF16),
+            }
+    else:
+        tensors, config = stored_experts(rng, form, E)
+        name = EXPERTS
+    ckpt = opened(tensors, **config)
+    whole = ckpt.experts(name)
+    seen: list[int] = []
+    read = safetensors._bytes
+
+    def noted(info, mapped):
+        seen.append(info.nbytes)
+        return read(info, mapped)
+
+    monkeypatch.setattr(safetensors, "_bytes", noted)
+    some = ckpt.experts(name, only)
+    stored = sum(ckpt.entries[n].nbytes for n in ckpt.below(name))
+    assert sum(seen) <= stored * len(only) // E
+    alike(some, whole, only)
+    for wrong in ([3], [-1], []):
+        with pytest.raises(
+            ValueError, match=r"has 3 experts, but those asked for are \[.*\]; pass"
+        ):
+            ckpt.experts(name, wrong)

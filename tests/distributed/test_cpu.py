@@ -17,6 +17,8 @@ from torch.distributed import distributed_c10d as c10d
 
 import blockscale as bs
 from blockscale.base.formats import MOE
+from blockscale.checkpoints.convert.convert import convert
+from blockscale.checkpoints.files import safetensors
 from blockscale.ops.distributed import cpu, parallel
 from blockscale.ops.moe.layer import Options
 from blockscale.runtime import jit
@@ -24,6 +26,7 @@ from blockscale.specs import EpReduce, FusedMoe, Quantize
 from blockscale.specs.plans.coded import CodedRow
 from tests.distributed import group
 from tests.kit.pairwise import few
+from tests.kit.paths import CHECKPOINTS
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -233,6 +236,65 @@ def _module(rank, ranks, dispatch):
 def test_module_routes_and_adds_shared_experts(dispatch, tmp_path):
     built("bfloat16", None if dispatch == "bf16" else dispatch, 4)
     assert group.run(2, tmp_path, _module, dispatch) == {0: True, 1: True}
+
+
+MLP = "model.layers.0.mlp"
+
+
+def _loaded(rank, ranks, folder, most):
+    """Whether the layer of this rank's experts is that of all, and has read no others' bytes."""
+    seen, read = [], safetensors._bytes
+
+    def noted(info, mapped):
+        seen.append(info.nbytes if ".experts." in info.name or ".tiles64." in info.name else 0)
+        return read(info, mapped)
+
+    safetensors._bytes = noted
+    one = bs.nn.FusedMoE.from_checkpoint(folder, MLP)
+    whole, found = sum(seen), []
+    for owners in (None, [[2, 0], [3, 1]]):
+        ep = bs.distributed.ExpertParallel(
+            None, one.weights.experts, HIDDEN, one.top_k, MOST, owners=owners
+        )
+        seen.clear()
+        ours = bs.nn.FusedMoE.from_checkpoint(folder, MLP, ep=ep)
+        found.append(0 < sum(seen) <= whole * most)
+        x = tokens(0, rank, 4 - rank, torch.bfloat16)[0]
+        with torch.no_grad():
+            found.append(torch.equal(ours(x), one(x)))
+    ep = bs.distributed.ExpertParallel(None, 6, HIDDEN, 2, MOST)
+    seen.clear()
+    found.append(_text(lambda: bs.nn.FusedMoE.from_checkpoint(folder, MLP, ep=ep))[0])
+    return [*found, sum(seen)]
+
+
+@pytest.mark.parametrize("stored", ["one by one", "all in one", "tiles64"])
+def test_a_rank_loads_its_own_experts(stored, tmp_path):
+    """From a checkpoint: the bits of one rank, and half of the bytes of the experts."""
+    name = "gptoss_mxfp4" if stored == "all in one" else "modelopt_qwen3moe_nvfp4_default_cfg"
+    folder = CHECKPOINTS / name
+    if stored == "tiles64":
+        convert(bs.checkpoints.open(folder), tmp_path / "tiles", target="sm_90a")
+        folder = tmp_path / "tiles"
+    one = bs.nn.FusedMoE.from_checkpoint(folder, MLP)
+    x = tokens(0, 0, 4, torch.bfloat16)[0]
+    one(x)  # whose kernels need not be built by each rank
+    w, half = one.weights, one.weights.experts // 2
+    jit.function(EpReduce(w.experts, one.top_k, HIDDEN, "bfloat16"))
+    jit.function(
+        FusedMoe(
+            *(half, w.hidden, w.intermediate, one.top_k, w.fmt, w.group, one.activation),
+            dtype="bfloat16",
+            bias=w.bias,
+            slots=True,
+        )
+    )
+    found = group.run(2, tmp_path, _loaded, folder, 0.5)
+    said = f"ValueError: FusedMoE.from_checkpoint: {MLP} has 4 experts, but ep is of 6; construct"
+    for made in found.values():
+        assert made[:4] == [True] * 4
+        assert made[4].startswith(said)
+        assert made[5] == 0
 
 
 def _text(function):

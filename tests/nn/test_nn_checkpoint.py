@@ -18,6 +18,7 @@ import blockscale as bs
 from blockscale import nn
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.convert.convert import convert
+from blockscale.ops.moe import weights as moe_weights
 from tests.kit import checkpoint_files as files
 from tests.kit.helpers import same
 from tests.kit.paths import CHECKPOINTS as GOLDEN
@@ -202,6 +203,47 @@ def as_stored(stored, tmp_path):
         return source, source
     convert(source, tmp_path / "out", target="sm_90a")
     return source, tmp_path / "out"
+
+
+@pytest.mark.parametrize("stored", ["as given", "tiles64"])
+@pytest.mark.parametrize("act_fmt", [None, "fp8", "fp8_tensor", "nvfp4"])
+@pytest.mark.parametrize("name", ["gptoss_mxfp4", "modelopt_qwen3moe_nvfp4_default_cfg"])
+def test_the_layout_of_a_gpu_is_the_one_prepare_makes(tmp_path, monkeypatch, name, act_fmt, stored):
+    """On a device that is no CPU, here torch's "meta": which layout is asked for decides."""
+    source = bs.checkpoints.open(GOLDEN / name)
+    whole = source.experts(MLP)
+    if stored == "tiles64":
+        convert(source, tmp_path / "out", target="sm_90a")
+        source = bs.checkpoints.open(tmp_path / "out")
+    meant = torch.device("cuda")
+    monkeypatch.setattr(nn.moe, "checked_device", lambda *_: meant)
+    monkeypatch.setattr(nn.FusedMoE, "to", lambda self, _: self)
+
+    def on_a_gpu(where, given, dtype, layout, act_fmt=None, rounded=False):
+        """As `prepared` on a GPU, but on the CPU."""
+        sizes = moe_weights.check_weights(where, given)
+        form = given.fmt, sizes.group
+        by_rows = layout is None and moe_weights._prefers_bytes(
+            form, given.w13_zero is not None, dtype, act_fmt
+        )
+        plain = moe_weights._plain(given, sizes)
+        made = moe_weights._to_rows(where, plain, dtype, must=False) if by_rows else None
+        return made or moe_weights.laid_out(where, plain, dtype, layout or "tiles64", rounded)
+
+    monkeypatch.setattr(moe_weights, "prepared", on_a_gpu)
+    move = torch.Tensor.to
+    stay = lambda self, to, *more, **options: (  # noqa: E731
+        self if to == meant else move(self, to, *more, **options)
+    )
+    monkeypatch.setattr(torch.Tensor, "to", stay)
+    made = nn.FusedMoE.from_checkpoint(source, MLP, device="cuda", act_fmt=act_fmt).weights
+    want = whole.prepare(act_fmt=act_fmt)
+    assert made.layout == want.layout
+    wanted = name.startswith("gptoss") and act_fmt in ("fp8", "fp8_tensor")
+    assert made.layout == ("tiles64e" if wanted else "tiles64")
+    for (key, got), (_, right) in zip(made.tensors(), want.tensors(), strict=True):
+        if not key.endswith("global"):
+            assert torch.equal(got, right), key
 
 
 @pytest.mark.filterwarnings("ignore:.*rounding nvfp4 weights to E4M3")

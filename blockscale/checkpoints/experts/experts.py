@@ -19,6 +19,7 @@ from blockscale.checkpoints.experts.modules import ALL, Group, check_group, is_t
 from blockscale.checkpoints.experts.stack import (
     each,
     gate_first,
+    gather,
     join,
     single,
     split_rows,
@@ -216,7 +217,10 @@ def load_experts(group: Group, facts: Facts) -> Experts:
 
 def _weights(stored: dict[int, Entry], facts: Facts) -> list[Weight]:
     """Return the weights of one role, in the order of experts; one weight may be of all."""
-    return [load(stored[e], facts) for e in sorted(stored)]
+    found = [load(stored[e], facts) for e in sorted(stored)]
+    if len(found) > 1 and len(found[0].shape) == 3:  # picked from a tensor of all
+        return [gather(found[0].name, found)]
+    return found
 
 
 def _stacked(name: str, found: list[Weight]) -> tuple[Weight]:
@@ -267,7 +271,9 @@ def _bias(group: Group, role: str, stored: dict[int, Entry], facts: Facts) -> Te
             f"{group.name}: the biases of {role} are not floats of one shape, with a weight to "
             "them; convert the checkpoint again"
         )
-    return values[0] if ALL in stored else torch.stack(values)
+    if ALL in stored:
+        return values[0]
+    return torch.cat([value.reshape(1, -1) for value in values])
 
 
 def _check_sizes(made: Experts) -> None:

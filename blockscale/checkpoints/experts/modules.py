@@ -8,13 +8,13 @@ names say; a `Bundle` is a group that is whole, expert by expert, for converting
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.entry import CODES, PLAIN, Entry, Facts
-from blockscale.checkpoints.files.safetensors import TensorInfo
+from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 from blockscale.checkpoints.weight import ROWS, Weight
 
 ALL = -1
@@ -56,6 +56,12 @@ class Group:
     def experts(self) -> int:
         """Return how many experts there are; 0: tensors say it."""
         return max((e for found in self.weights.values() for e in found), default=ALL) + 1
+
+    @property
+    def total(self) -> int:
+        """Return how many experts there are, as numbers in names or sizes of tensors say."""
+        lone = [found[ALL].shape[0] for found in self.weights.values() if ALL in found]
+        return self.experts or max(lone, default=0)
 
 
 def find_modules(entries: Iterable[Entry]) -> dict[str, Group]:
@@ -118,6 +124,41 @@ def check_group(group: Group) -> None:
                     f"{group.name}: the {role} {kind} {what} is {'not ' if missing else ''}there, "
                     f"of {group.experts} experts; copy all files of the checkpoint"
                 )
+
+
+def pick(group: Group, experts: Sequence[int]) -> Group:
+    """Return the module with some experts alone, in this order; the others' data are not read.
+
+    Raises:
+        CheckpointError: the module lacks a weight.
+        ValueError: there is no such expert.
+    """
+    check_group(group)
+    kinds = group.weights, group.biases
+    stored = [found for kind in kinds for found in kind.values()]
+    counts = {found[ALL].shape[0] if ALL in found else len(found) for found in stored}
+    if len(counts) > 1:
+        raise CheckpointError(
+            f"{group.name}: weights and biases are of {sorted(counts)} experts, but must all be of "
+            "as many; copy all files of the checkpoint"
+        )
+    wrong = [e for e in experts if not 0 <= e < group.total]
+    if wrong or not experts:
+        raise ValueError(
+            f"{group.name} has {group.total} experts, but those asked for are "
+            f"{shown(list(experts))}; pass one or more from 0 to {group.total - 1}"
+        )
+    picked = [{role: _picked(found, experts) for role, found in kind.items()} for kind in kinds]
+    return Group(group.name, *picked)
+
+
+def _picked(found: dict[int, Entry], experts: Sequence[int]) -> dict[int, Entry]:
+    if ALL not in found:
+        return {i: found[e] for i, e in enumerate(experts)}
+    first = experts[0]
+    if list(experts) == list(range(first, first + len(experts))):
+        return {ALL: some(found[ALL], first, first + len(experts))}
+    return {i: one(found[ALL], e) for i, e in enumerate(experts)}
 
 
 def is_turned(up: Weight | Entry, down: Weight | Entry, facts: Facts) -> tuple[bool, str]:
@@ -236,15 +277,21 @@ def _oriented(roles: dict[str, tuple[Entry, ...]], facts: Facts) -> dict[str, tu
 
 def one(entry: Entry, e: int) -> Entry:
     """Return expert ``e`` of an entry of all experts, [1, N, K]."""
-    experts = entry.shape[0]
-    parts = {role: _part(role, part, experts, e) for role, part in entry.parts.items()}
-    return replace(entry, parts=parts, shape=(1, *entry.shape[1:]))
+    return some(entry, e, e + 1)
 
 
-def _part(role: str, part: TensorInfo, experts: int, e: int) -> TensorInfo:
+def some(entry: Entry, first: int, last: int) -> Entry:
+    """Return the experts from ``first`` to before ``last`` of an entry of all, [E, N, K]."""
+    experts, count = entry.shape[0], last - first
+    parts = {role: _part(role, part, experts, first, last) for role, part in entry.parts.items()}
+    return replace(entry, parts=parts, shape=(count, *entry.shape[1:]))
+
+
+def _part(role: str, part: TensorInfo, experts: int, first: int, last: int) -> TensorInfo:
+    count = last - first
     if role in ROWS or role.startswith(_LAID):
-        return part.piece(e, e + 1, experts, (1, *part.shape[1:]))
+        return part.piece(first, last, experts, (count, *part.shape[1:]))
     if role in _PER_EXPERT and prod(part.shape) in (experts, 2 * experts):
         each = prod(part.shape) // experts  # 2: of gate and of up
-        return part.piece(e, e + 1, experts, (1, each))
+        return part.piece(first, last, experts, (count, each))
     return part

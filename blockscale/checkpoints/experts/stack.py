@@ -74,6 +74,25 @@ def join(name: str, experts: Sequence[tuple[Weight, ...]]) -> Weight:
     return replace(first, name=name, shape=shape, **made)
 
 
+def gather(name: str, experts: Sequence[Weight]) -> Weight:
+    """Return the weight [E, N, K] of weights [1, N, K] that are experts of one tensor."""
+    made: dict[str, Any] = {}
+    for field in ROWS:
+        values = [getattr(expert, field) for expert in experts]
+        if values[0] is not None:
+            flat = torch.cat([as_bytes(value) for value in values])
+            made[field] = flat.view(values[0].dtype)
+    for field in _SINGLE:
+        values = [getattr(expert, field) for expert in experts]
+        if values[0] is not None:
+            rows = [value.reshape(1, -1) for value in values]
+            width = max(row.shape[1] for row in rows)  # 2 where gate and up differ
+            table = torch.cat([row.expand(1, width) for row in rows])
+            made[field] = table if width > 1 else table[:, 0]
+    shape = (len(experts), *experts[0].shape[1:])
+    return replace(experts[0], name=name, shape=shape, **made)
+
+
 def single(weight: Weight, e: int) -> Weight:
     """Return expert ``e`` [N, K] of a weight [E, N, K], without a copy."""
     taken: dict[str, Any] = {}
