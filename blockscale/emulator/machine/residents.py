@@ -135,6 +135,8 @@ def cta_exits(m: Machine, cta: Cta, ins: Instr | None) -> None:
     clocks = m.clocks
     agents = np.array([w.agent for w in cta.warps])
     know, _ = clocks.both(cta.cluster.slot, agents)
+    for met in (w.met for w in cta.warps if w.met is not None):  # relaxed arrivals will do
+        np.maximum(know[: len(met[0])], met[0], out=know[: len(met[0])])
     for first in (0, clocks.cp_async, clocks.tcgen05_st, clocks.store):  # its own work ends with it
         know[first + agents] = np.iinfo(np.int32).max
     know[clocks.tensor + cta.rank] = np.iinfo(np.int32).max

@@ -39,6 +39,7 @@ def test_all_arrive_and_wait(wait, token, more, seed):
         mov.u64 %d0, sh; mad.wide.u32 %d1, %x, 4, %d0; st.shared.b32 [%d1], %t;
         mbarrier.arrive.shared::cta.b64 %d9, [%r60];
         {WAIT.format(label="W", wait=wait, token=token, more=more)}
+        {"fence.acq_rel.cta;" if "relaxed" in wait else ""}
         sub.u32 %r0, 95, %x; mad.wide.u32 %d1, %r0, 4, %d0; ld.shared.b32 %r1, [%d1];
         st.global.b32 [%o], %r1;
     """

@@ -56,9 +56,12 @@ def arrive(
         )
     spot |= lanes
     cluster, agent = int(g.w_cluster[w]), int(g.w_agent[w])
+    mine = machine.clocks.both(cluster, agent)
+    machine.clocks.release(cluster, agent)
+    if machine.cluster_ctas > 1:
+        barrier.came = union(barrier.came, mine)
     if not relaxed:
-        barrier.vector = union(barrier.vector, machine.clocks.both(cluster, agent))
-        machine.clocks.release(cluster, agent)
+        barrier.vector = union(barrier.vector, mine)
     elif (told := machine.clocks.told.get((cluster, agent))) is not None:
         barrier.vector = union(barrier.vector, told)
     if machine.watch is not None:
@@ -70,6 +73,7 @@ def complete(machine: Machine, barrier: Barrier) -> None:
     """End a barrier's generation."""
     barrier.generation += 1
     barrier.done, barrier.done_time = barrier.vector, barrier.time
+    barrier.all_came, barrier.came = barrier.came, None
     barrier.told, barrier.seen = barrier.seen, None
     barrier.arrived = None
     votes = barrier.votes
@@ -313,7 +317,9 @@ def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, ins: Instr) -> Any:
         return held_up(g, f, active, entries)
     here = g.by_warp(m)
     for w in active:
-        know(g, int(w), machine.warp(g.warps[w]).cta.cluster.barrier)
+        warp = machine.warp(g.warps[w])
+        know(g, int(w), warp.cta.cluster.barrier)
+        warp.met = warp.cta.cluster.barrier.all_came
         live = g.live[w * LANES : (w + 1) * LANES]
         if (here[w] | ~live).all():  # lanes of a warp that has parted wait one after the other
             del machine.cluster_waits[int(g.warps[w])]
