@@ -268,7 +268,7 @@ def _loaded(rank, ranks, folder, most):
     return [*found, sum(seen)]
 
 
-@pytest.mark.parametrize("stored", ["one by one", "all in one", "tiles64"])
+@pytest.mark.parametrize("stored", few(["one by one", "all in one", "tiles64"]))
 def test_a_rank_loads_its_own_experts(stored, tmp_path):
     """From a checkpoint: the bits of one rank, and half of the bytes of the experts."""
     name = "gptoss_mxfp4" if stored == "all in one" else "modelopt_qwen3moe_nvfp4_default_cfg"

@@ -216,7 +216,7 @@ def test_formats_and_activations(built, spec):
 
 
 @pytest.mark.parametrize(
-    "spec", [PLAIN, SPECS[0], *few([SPECS[5], SPECS[4]])], ids=lambda spec: spec.activation
+    "spec", few([SPECS[5], PLAIN, SPECS[0], SPECS[4]], every=2), ids=lambda spec: spec.activation
 )
 def test_nans_stay(built, spec):
     """A token with a NaN has a row of NaNs, whatever limits its gates; others do not."""
