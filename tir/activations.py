@@ -82,7 +82,15 @@ def gated(
     if activation != "swiglu":
         return of(activation, gate) * up
     alpha, beta, limit = numbers
-    gate = tirx.Select(gate > limit, limit, gate)
+    gate, up = limited(gate, up, limit)
+    return gate / (_f32(1.0) + exp(-(alpha * gate))) * (up + beta)
+
+
+def limited(g: PrimExpr, u: PrimExpr, limit: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """A gate ``g`` but at most ``limit``, its up ``u`` within -limit .. limit; NaNs stay.
+
+    A Min or Max, which a GPU makes fminf or fmaxf, would turn a NaN into the limit.
+    """
     low = -limit
-    up = tirx.Select(up > limit, limit, tirx.Select(up < low, low, up)) + beta
-    return gate / (_f32(1.0) + exp(-(alpha * gate))) * up
+    within = tirx.Select(u > limit, limit, tirx.Select(u < low, low, u))
+    return tirx.Select(g > limit, limit, g), within

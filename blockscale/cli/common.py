@@ -42,9 +42,9 @@ def committed() -> Path:
     return logs.committed()
 
 
-def counted(number: int, noun: str) -> str:
-    """Return for example ``2 problems``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return for example ``2 problems``; ``plural`` where an s is not enough."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def escaped(text: object, keep: str = "") -> str:

@@ -44,7 +44,7 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
         for problem in problems:
             echo(str(problem))
         where = ", ".join(map(str, chosen))
-        shown = "1 entry" if count == 1 else f"{count} entries"
+        shown = counted(count, "entry", "entries")
         if problems:
             echo(f"{where}: {shown}, {counted(len(problems), 'problem')}")
         else:
@@ -94,7 +94,7 @@ def merge(folders: tuple[Path, ...], output: Path, as_json: bool) -> None:
         echo(f"{now} from {change.source}; {was}")
     for problem in passed:
         echo(escaped(problem))
-    left = f", {counted(len(passed), 'entry')} passed over".replace("entrys", "entries")
+    left = f", {counted(len(passed), 'entry', 'entries')} passed over"
     echo(f"{output}: {counted(len(changes), 'workload')} changed{left if passed else ''}")
 
 
@@ -102,7 +102,7 @@ def _facts(change: Change) -> dict[str, Any]:
     where = {
         "folder": change.place,
         "workload": change.tag,
-        "source": str(change.source.parents[1]),
+        "source": str(change.source),
     }
     return {**where, "now": _origin(change.entry), "was": change.old and _origin(change.old)}
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "minilm-nvfp4"
 LANGUAGE_LIBRARY = "kernels.so"
 SHORTEST_S = 0.1
-"""Of a search; `tune` refuses less."""
+"""Of a search, where `tune` refuses less, and of training."""
 
 
 class Demo:
@@ -236,11 +236,11 @@ def summary(result: dict[str, Any], demo: Demo) -> dict[str, Any]:
     return {**kept, "files": {name: str(path) for name, path in paths.items()}}
 
 
-def check_seconds(name: str, seconds: float, least: float) -> None:
-    """Raise PrerequisiteError unless ``seconds`` are none, or ``least`` and more."""
-    if seconds != 0 and not least <= seconds < math.inf:
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise PrerequisiteError unless ``seconds`` are none, or `SHORTEST_S` and more."""
+    if seconds != 0 and not SHORTEST_S <= seconds < math.inf:
         raise files.PrerequisiteError(
-            f"demo: {name} {seconds:g} is no time to work in; give {least:g} or more, or 0 to "
+            f"demo: {name} {seconds:g} is no time to work in; give {SHORTEST_S:g} or more, or 0 to "
             "leave it out"
         )
 
@@ -276,8 +276,8 @@ def main(seconds: float, language_seconds: float, out: Path, no_tune: bool, as_j
     if said := timing.avoid_broken_amx():
         console.print(said)
     try:
-        check_seconds("--seconds", seconds, SHORTEST_S)
-        check_seconds("--language-seconds", language_seconds, SHORTEST_S)
+        check_seconds("--seconds", seconds)
+        check_seconds("--language-seconds", language_seconds)
         demo = Demo(out, seconds, console)
         with demo.alone():
             result = demo.run(not no_tune and seconds > 0, language_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import json
@@ -34,8 +35,9 @@ def sentence(error: BaseException) -> str:
     """Return what the user reads of one of `FAILURES`."""
     if isinstance(error, LinkError) or not isinstance(error, OSError) or error.strerror is None:
         return str(error)
-    where = error.filename or "a file"
-    return f"demo: {where}: {error.strerror}; make room there, or name another folder"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+    remedy = "; make room there, or name another folder" if full else ""
+    return f"demo: {error.filename or 'a file'}: {error.strerror}{remedy}"
 
 
 def replace_what_cannot_be_printed() -> None:

@@ -91,17 +91,17 @@ def main(library: Path, weights: Path, seconds: float, out: Path | None, as_json
 
         console = Console(stderr=as_json)
         result = run(library, weights, seconds, console)
+        packages = ("torch", "numpy", "apache-tvm-ffi", "apache-tvm")
+        versions = timing.versions({name: name for name in packages})
+        result = {
+            "machine": {**machine, "torch_threads": torch.get_num_threads()},
+            "versions": {"python": platform.python_version(), **versions},
+            **result,
+        }
+        if out is not None:
+            files.write_json(out, result)
     except files.FAILURES as error:
         raise click.ClickException(files.sentence(error)) from error
-    packages = ("torch", "numpy", "apache-tvm-ffi", "apache-tvm")
-    versions = timing.versions({name: name for name in packages})
-    result = {
-        "machine": {**machine, "torch_threads": torch.get_num_threads()},
-        "versions": {"python": platform.python_version(), **versions},
-        **result,
-    }
-    if out is not None:
-        files.write_json(out, result)
     if as_json:
         click.echo(json.dumps(files.plain(result)))
     else:

@@ -12,7 +12,7 @@ from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.entry import CODES
 from blockscale.checkpoints.experts.experts import Experts, biases_of
-from blockscale.checkpoints.experts.modules import ROUTERS, Group, pick
+from blockscale.checkpoints.experts.modules import ROUTERS, Group, pick, runs
 from blockscale.checkpoints.experts.stack import split_rows
 from blockscale.checkpoints.files.safetensors import DTYPES, TensorInfo, read
 from blockscale.checkpoints.schemes.layout import Laid
@@ -471,13 +471,8 @@ def _tiled(laid: Laid, mine: Sequence[int] | None) -> MoeWeights:
 def _read(info: TensorInfo, mine: Sequence[int] | None) -> Tensor:
     """Return a tensor of all experts, or of some, in memory of its own."""
     total, rest = info.shape[0], info.shape[1:]
-    if mine is None:
-        runs = [(0, total)]
-    elif list(mine) == list(range(mine[0], mine[0] + len(mine))):
-        runs = [(mine[0], mine[0] + len(mine))]
-    else:
-        runs = [(e, e + 1) for e in mine]
-    return torch.cat([read(info.piece(a, b, total, (b - a, *rest))) for a, b in runs])
+    wanted = [(0, total)] if mine is None else runs(mine)
+    return torch.cat([read(info.piece(a, b, total, (b - a, *rest))) for a, b in wanted])
 
 
 def _with_biases(

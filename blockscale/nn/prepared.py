@@ -163,7 +163,8 @@ class Prepared(torch.nn.Module):
             if self._told is None:
                 self._early = {**self._early, name: state.pop(prefix + name).detach().clone()}
             elif not self._told and old is None:  # no list said that there would be one
-                self.register_buffer(name, torch.empty_like(new))
+                here = next((b.device for b in self.buffers(recurse=False)), None)
+                self.register_buffer(name, torch.empty_like(new, device=here))
 
     def _may_have(self, meta: Mapping[str, Any], name: str) -> bool:
         """Whether a state with this description, and without a list, may have such a tensor."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -192,7 +192,7 @@ class Function:
             if kept is None:
                 self._launch(values, torch, flags)
                 if plan.written and torch.is_grad_enabled():
-                    torch._C._increment_version([values[i] for i in plan.written])
+                    _count_writes(torch, [values[i] for i in plan.written])
             else:
                 kept += values
         return results[0] if len(results) == 1 else tuple(results)
@@ -203,7 +203,7 @@ class Function:
         if torch is None or not torch.is_grad_enabled():
             return
         found = [args[self._alias[i] if args[i] is None else i] for i in self._outputs]
-        torch._C._increment_version([v for v in found if isinstance(v, torch.Tensor)])
+        _count_writes(torch, [v for v in found if isinstance(v, torch.Tensor)])
 
     def _launch(self, values: Sequence[Any], torch: Any, flags: int) -> None:
         if torch is not None:
@@ -396,7 +396,7 @@ class BoundKernel:
                 tensors.honour_torch_threads(torch)
             compiled(*packed)
             if written and torch is not None and torch.is_grad_enabled():
-                torch._C._increment_version(written)
+                _count_writes(torch, written)
 
         return run
 
@@ -409,7 +409,7 @@ class BoundKernel:
         def run() -> None:
             launch()
             if torch.is_grad_enabled():
-                torch._C._increment_version(written)
+                _count_writes(torch, written)
 
         return run
 
@@ -435,18 +435,24 @@ class BoundKernel:
         """Run the kernel on other tensors in place of the first arguments, which are checked."""
         tail = self._tails.get(len(first))
         if tail is None:
-            tail = self._tails[len(first)] = self._tail(len(first))
+            given = self._packed if self.function.kind == "cuda" else self.values
+            tail = self._tails[len(first)] = self._tail(len(first), given)
         self._checked(*first, *tail)
         if self._written and self.function.kind == "cuda":  # others tell it themselves
-            self.function.tell_autograd((*first, *self.values[len(first) :]))
+            self.function.tell_autograd((*first, *self._tail(len(first), self.values)))
 
-    def _tail(self, count: int) -> tuple[Any, ...]:
-        """Return the arguments that follow; outputs that are one of the first inputs: None."""
-        tail = [*(self._packed if self.function.kind == "cuda" else self.values)][count:]
+    def _tail(self, count: int, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return ``values`` from ``count`` on; outputs that are one of the first inputs: None."""
+        tail = [*values[count:]]
         for i, j in self.function._alias.items():
             if j < count <= i:
                 tail[i - count] = None
         return tuple(tail)
+
+
+def _count_writes(torch: Any, written: Iterable[Any]) -> None:
+    for value in written:  # one by one, as every release of torch takes them
+        torch.autograd.graph.increment_version(value)
 
 
 def _replayed(replay: Callable[..., Any], handle: int, held: Any) -> None:

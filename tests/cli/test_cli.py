@@ -385,6 +385,11 @@ def test_logs_merge(monkeypatch, capsys, tmp_path):
     assert written == meta
     meta["workloads"] = {tag: meta["workloads"][tag] | {"workload": "1"}}
     (source / place / "meta.json").write_text(json.dumps(meta))
+    other = str(tmp_path / "other")
+    code, text, _ = call(monkeypatch, capsys, "logs", "merge", str(out), "-o", other, "--json")
+    changed = json.loads(text)["changed"]
+    assert (code, len(changed)) == (0, len(lines))
+    assert {change["source"] for change in changed} == {str(out)}
     command = ("logs", "merge", str(source), "-o", str(out))
     code, text, _ = call(monkeypatch, capsys, *command)
     first, last = text.splitlines()

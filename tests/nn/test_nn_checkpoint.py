@@ -209,7 +209,7 @@ def as_stored(stored, tmp_path):
 @pytest.mark.parametrize("act_fmt", [None, "fp8", "fp8_tensor", "nvfp4"])
 @pytest.mark.parametrize("name", ["gptoss_mxfp4", "modelopt_qwen3moe_nvfp4_default_cfg"])
 def test_the_layout_of_a_gpu_is_the_one_prepare_makes(tmp_path, monkeypatch, name, act_fmt, stored):
-    """On a device that is no CPU, here torch's "meta": which layout is asked for decides."""
+    """On a GPU, whose tensors stay on the CPU here: which layout is asked for decides."""
     source = bs.checkpoints.open(GOLDEN / name)
     whole = source.experts(MLP)
     if stored == "tiles64":

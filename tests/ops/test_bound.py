@@ -283,6 +283,17 @@ def test_autograd_is_told_of_writes(bound, monkeypatch):
         bs.linear(x.clone(), packed, scale, out=out.clone())
 
 
+def test_autograd_is_told_of_the_tensor_that_is_updated_in_place(monkeypatch):
+    """Of that which a call of a CUDA kernel brings, not of that which was bound."""
+    x, residual, other = rows(3), rows(3), rows(3)
+    kernel = bs.bind(bs.add_rmsnorm_fp4quant, x, residual, torch.ones(K, dtype=BF16))._kernel
+    monkeypatch.setattr(kernel.function, "kind", "cuda")
+    monkeypatch.setattr(kernel, "_checked", lambda *_: None)
+    before = residual._version
+    kernel.run_on(x, other)
+    assert (other._version, residual._version, x._version) == (1, before, 0)
+
+
 def test_words():
     x, (packed, scale) = rows(4), weight()
     step = bs.bind(bs.linear, x, packed, scale)

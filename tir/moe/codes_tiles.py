@@ -29,13 +29,14 @@ from blockscale.base.formats import GEMM
 from blockscale.base.sizes import ceil_div
 from blockscale.specs import ActQuantize, FusedMoe
 from blockscale.specs.gemm import GATED_ROWS
+from blockscale.tir import activations
 from blockscale.tir.common import fix_shape, i64
 from blockscale.tir.fused import mxfp8
 from blockscale.tir.fused.act_quantize_threads import encode_step
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.gemm.tiles import ATOM_BYTES, OPTIONAL, PARAMS, ROW_TILE, Sizes, products
 from blockscale.tir.gemm.tiles import true_shapes as shapes_of
-from blockscale.tir.moe.tiles import approximate_sigmoid, limited
+from blockscale.tir.moe.tiles import approximate_sigmoid
 
 ONES = {"a1_scale": 1.0, "a2_scale": 1.0}
 """What stands for scales that are not given."""
@@ -77,7 +78,7 @@ def activated(
     if activation == "gelu_tanh":  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         cubed = T.float32(0.044715) * gate * gate * gate
         return gate * approximate_sigmoid(T.float32(2 * 0.7978845608028654) * (gate + cubed)) * up
-    gate, up = limited(gate, up, limit)
+    gate, up = activations.limited(gate, up, limit)
     if activation == "swiglu_oai":
         up = up + T.float32(1)
     return gate * approximate_sigmoid(alpha * gate) * up

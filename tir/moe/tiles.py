@@ -299,20 +299,10 @@ def activated(
     if activation == "gelu_tanh":
         inner = T.float32(0.7978845608028654) * (gate + T.float32(0.044715) * gate * gate * gate)
         return gate * sigmoid(T.float32(2) * inner) * up  # (1 + tanh(z)) / 2 = sigmoid(2 z)
-    gate, up = limited(gate, up, limit)
+    gate, up = activations.limited(gate, up, limit)
     if activation == "swiglu_oai":
         up = up + T.float32(1)
     return gate * sigmoid(alpha * gate) * up
-
-
-def limited(g: PrimExpr, u: PrimExpr, limit: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-    """A gate ``g`` but at most ``limit``, its up ``u`` within -limit .. limit; NaNs stay.
-
-    A Min or Max, which a GPU makes fminf or fmaxf, would turn a NaN into the limit.
-    """
-    low = -limit
-    within = tirx.Select(u > limit, limit, tirx.Select(u < low, low, u))
-    return tirx.Select(g > limit, limit, g), within
 
 
 def relu2(value: PrimExpr) -> PrimExpr:

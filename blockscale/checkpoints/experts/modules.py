@@ -152,12 +152,18 @@ def pick(group: Group, experts: Sequence[int]) -> Group:
     return Group(group.name, *picked)
 
 
+def runs(experts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ``experts`` as one range, first and end, if they follow each other; else one each."""
+    first, end = experts[0], experts[0] + len(experts)
+    together = list(experts) == list(range(first, end))
+    return [(first, end)] if together else [(e, e + 1) for e in experts]
+
+
 def _picked(found: dict[int, Entry], experts: Sequence[int]) -> dict[int, Entry]:
     if ALL not in found:
         return {i: found[e] for i, e in enumerate(experts)}
-    first = experts[0]
-    if list(experts) == list(range(first, first + len(experts))):
-        return {ALL: some(found[ALL], first, first + len(experts))}
+    if len(ranges := runs(experts)) == 1:
+        return {ALL: some(found[ALL], *ranges[0])}
     return {i: one(found[ALL], e) for i, e in enumerate(experts)}
 
 

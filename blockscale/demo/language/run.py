@@ -246,10 +246,10 @@ def main(folder: Path, library: Path, seconds: float, out: Path | None, as_json:
         from blockscale.demo import tables
 
         result = run(folder, library, seconds)
+        if out is not None:
+            files.write_json(out, result)
     except files.FAILURES as error:
         raise click.ClickException(files.sentence(error)) from error
-    if out is not None:
-        files.write_json(out, result)
     if as_json:
         click.echo(json.dumps(files.plain(result)))
     else:

@@ -77,7 +77,7 @@ class Barrier:
     arrived: np.ndarray | None = None  # lanes, by thread of the CTA (of the cluster)
     vector: Vector | None = None
     done: Vector | None = None
-    came: Vector | None = None  # what those who came had done, relaxed arrivals included
+    came: Vector | None = None  # what those who came relaxed had done
     all_came: Vector | None = None  # of the generation that has ended
     time: float = 0.0
     done_time: float = 0.0
@@ -150,7 +150,7 @@ class Warp:
     cta: Cta
     agent: int
     exited: bool = False
-    met: Vector | None = None  # what those had done with whom it was at the cluster's barrier last
+    met: Vector | None = None  # what others had done before relaxed arrivals that it has waited for
     cp_sequence: int = 0  # cp.async operations issued
     cp_open: list[Any] = field(default_factory=list)  # operations not in a group yet
     cp_groups: deque[Any] = field(default_factory=deque)  # committed groups: lists of operations

@@ -6,7 +6,6 @@ The GEMMs are derived from their schedules (`lower.warp`); each distinct one is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from tvm.tirx import PrimFunc
@@ -41,10 +40,9 @@ def sources(pairs: Sequence[Pair], spec: FusedMoe, arch: str) -> Source:
 
     Raises:
         LoweringError: a schedule is no GEMM of `moe_tiles`; the message says where.
-        TypeError: the weights' layout is not that of ``arch``.
     """
     name = spec.name
-    check_layout(spec)
+    assert spec.tiled, "the catalogue checks it"
     kernels = Kernels(f"{name}_gemm")
     found: list[Bucket] = []
     for limit, *gemms in pairs:
@@ -124,15 +122,6 @@ class Kernels:
                 self.texts.append(key.replace(UNNAMED, own))
             self._known[func] = self._names[key]
         return self._known[func]
-
-
-def check_layout(spec: FusedMoe) -> None:
-    """TypeError unless GPU kernels read the weights of ``spec``."""
-    if not spec.tiled:
-        raise TypeError(
-            f"{spec.name}: weights are in layout {spec.layout!r}, which GPU kernels do not read; "
-            f"build {replace(spec, layout='tiles64').name}, or for a CPU level"
-        )
 
 
 def route_sources(spec: MoeRoute, arch: str) -> Source:

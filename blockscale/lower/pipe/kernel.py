@@ -30,10 +30,10 @@ EXPERT_BYTES = 16
 """Of an expert in a grouped kernel's table."""
 
 
-def shared_with(columns: int) -> int:
-    """Dynamic shared memory of a CTA: of an SM's as large a share as ``columns`` of tensor memory.
+def shared_share(columns: int) -> int:
+    """Bytes that are of an SM's shared memory what ``columns`` are of its tensor memory.
 
-    Up to CTA_RESERVED bytes that the system adds.
+    Without the CTA_RESERVED that the system adds.
     """
     return SM100.sm_shared * columns // SM100.tensor_columns - CTA_RESERVED
 
@@ -396,7 +396,7 @@ class Kernel:
         Then CTAs of different kernels (of two streams), too, fit into tensor memory where they fit
         into shared memory, and no two clusters wait for each other's columns.
         """
-        share = shared_with(self.tmem_columns)
+        share = shared_share(self.tmem_columns)
         return max(self.smem_bytes, share) if self.cluster > 1 else self.smem_bytes
 
     # ---- Barriers ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from blockscale.base.sizes import round_up
 from blockscale.lower.pipe import store
 from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.emit import Body, Emitter, transfers
-from blockscale.lower.pipe.kernel import LANES, STORE_WARPS, Kernel, shared_with
+from blockscale.lower.pipe.kernel import LANES, STORE_WARPS, Kernel, shared_share
 from blockscale.lower.pipe.text import indented
 from blockscale.specs.plans.launches import ROW_GROUP
 
@@ -43,7 +43,7 @@ class Phases:
         All CTAs wait for each other's rows, as those of a cluster do (`Kernel.launch_bytes`): one
         that waits for columns, which another kernel's has, would stop them all.
         """
-        share = shared_with(self.tmem_columns)
+        share = shared_share(self.tmem_columns)
         return max(self.first.launch_bytes, self.second.launch_bytes, share)
 
     @property

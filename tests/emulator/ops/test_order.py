@@ -23,7 +23,7 @@ STRONG = [
 
 
 def words():
-    return (kit.words(256),)
+    return (kit.words(320),)
 
 
 def anything(_):
@@ -60,6 +60,14 @@ def test_strong_writes_and_the_async_proxy(access):
     caught("missing proxy fence", body.replace(FENCE, ""), words, block=64, module=MODULE)
     late = body.replace(f"{FENCE}{SYNC}", FENCE)
     caught("race|unwaited bulk", late, words, block=64, module=MODULE)
+
+
+@pytest.mark.parametrize("op", ["red.shared.or.b32", "red.shared.max.u32"])
+def test_an_atomic_that_changes_nothing_is_a_write(op):
+    """Of one lane, whose cell is its own, and of many on one cell."""
+    for lanes in ("@%p2 ", "@%p1 "):
+        body = BEGIN + "setp.eq.u32 %p2, %x, 32;" + ZERO + SYNC + f"{lanes}{op} [%r1], 0;" + READ
+        caught("race", body, words, block=64, module=MODULE)
 
 
 def test_an_atomic_reads_what_nobody_has_written():
@@ -99,11 +107,10 @@ L:  {load} %r5, [%r4]; setp.eq.u32 %p4, %r5, 0; @%p4 bra L; {after}
     ld.shared.u32 %r7, [%r1+256]; st.global.u32 [%o], %r7;
 E:"""  # fmt: skip
     options = {"block": 32 + 32 * flags, "module": MODULE}
-    make = lambda: (kit.words(320),)  # noqa: E731
     if name in ("release", "fences", "one way", "volatile"):
-        silent(body, make, lambda y: None, seeds=range(3), **options)
+        silent(body, words, anything, seeds=range(3), **options)
     else:
-        caught("race", body, make, seeds=range(3), **options)
+        caught("race", body, words, seeds=range(3), **options)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ L:  mbarrier.try_wait.parity.{wait}.cta.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra
     ld.shared.u32 %r2, [%r1+64]; st.global.u32 [%o], %r2;"""
     )
     if right:
-        silent(body, words, lambda y: None, block=64, module=MODULE)
+        silent(body, words, anything, block=64, module=MODULE)
     else:
         caught("race", body, words, block=64, module=MODULE)
 
@@ -152,3 +159,17 @@ def test_relaxed_arrivals_at_the_barrier_of_the_cluster(init):
         caught("mbarrier used before init", bare, words, **options)
     else:
         caught("race", body.format(how=".relaxed"), words, **options)
+
+
+def test_warps_that_end_before_their_cluster_meets_again():
+    """What they read of the other CTA was read before they met it, relaxed."""
+    peer = "mov.u32 %r3, %cluster_ctarank; xor.b32 %r4, %r3, 1;"
+    peer += "mapa.shared::cluster.u32 %r6, %r1, %r4;"
+    meet = "barrier.cluster.arrive{how}.aligned; barrier.cluster.wait.aligned;"
+    body = BEGIN + peer + "@%p0 st.shared.u32 [%r1], %x;" + meet.format(how="")
+    body += "ld.shared::cluster.u32 %r2, [%r6]; st.global.u32 [%o], %r2;"
+    end = "setp.eq.u32 %p2, %r3, 1; and.pred %p2, %p2, %p1; @%p2 bra E;"
+    body += "A" + end + meet.format(how=".relaxed") + "E:"
+    options = {"grid": 2, "cluster": 2, "block": 64, "module": MODULE}
+    silent(body.replace("A", meet.format(how=".relaxed")), words, anything, **options)
+    caught("race|has ended|exit", body.replace("A", ""), words, **options)

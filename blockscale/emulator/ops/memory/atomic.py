@@ -171,12 +171,14 @@ class Atomic:
             new = cells.copy()
             self.at.at(new.view(self.exact), which, values.view(self.exact))
         elif (f(old, values, more) == old).all():  # nobody changes anything: polling
-            return old
+            new = cells
         else:
             new = self.in_turn(g, cells, which, f, values, more, old)
         if (new != cells).any():  # a compare-and-swap that fails writes nothing
             self.space.write(g, lanes[first], places, new)
             self.space.note(g, lanes[rest], spot[rest], True)
+        elif self.op != "cas":  # what changes nothing is written all the same
+            self.space.note(g, lanes, spot, True)
         return old
 
     def cells(self, g: Gang, lanes: np.ndarray, spot: np.ndarray) -> np.ndarray:

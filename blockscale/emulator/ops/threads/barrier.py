@@ -58,12 +58,12 @@ def arrive(
     cluster, agent = int(g.w_cluster[w]), int(g.w_agent[w])
     mine = machine.clocks.both(cluster, agent)
     machine.clocks.release(cluster, agent)
-    if machine.cluster_ctas > 1:
-        barrier.came = union(barrier.came, mine)
     if not relaxed:
         barrier.vector = union(barrier.vector, mine)
-    elif (told := machine.clocks.told.get((cluster, agent))) is not None:
-        barrier.vector = union(barrier.vector, told)
+    else:
+        barrier.came = union(barrier.came, mine)
+        if (told := machine.clocks.told.get((cluster, agent))) is not None:
+            barrier.vector = union(barrier.vector, told)
     if machine.watch is not None:
         barrier.seen = machine.watch.came(g, w, barrier.seen)
     barrier.time = max(barrier.time, g.time)
@@ -319,7 +319,8 @@ def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, ins: Instr) -> Any:
     for w in active:
         warp = machine.warp(g.warps[w])
         know(g, int(w), warp.cta.cluster.barrier)
-        warp.met = warp.cta.cluster.barrier.all_came
+        if (came := warp.cta.cluster.barrier.all_came) is not None:
+            warp.met = union(warp.met, came)
         live = g.live[w * LANES : (w + 1) * LANES]
         if (here[w] | ~live).all():  # lanes of a warp that has parted wait one after the other
             del machine.cluster_waits[int(g.warps[w])]
