@@ -16,7 +16,7 @@ import torch
 from blockscale import emulator
 from blockscale.building.builder import build
 from blockscale.catalog import moe as catalog_moe
-from blockscale.catalog import road
+from blockscale.catalog import road, workloads
 from blockscale.lower.moe.kernel import Pair, sources
 from blockscale.specs import FusedMoe, MoeRoute
 from tests.kit import moe_harness
@@ -390,7 +390,7 @@ def test_what_no_gpu_reads():
     with pytest.raises(TypeError, match="no kernel of fused_moe for sm_80"):
         road(PLAIN, "sm_80")
     with pytest.raises(TypeError, match="layout 'linear', which GPU kernels do not read"):
-        sources(bodies_of(PLAIN, "sm_90a"), FusedMoe(4, 128, 64, 2), "sm_90a")
+        workloads(FusedMoe(4, 128, 64, 2), "sm_90a")
     with pytest.raises(TypeError, match="no kernel of moe_route for sm_89"):
         road(MoeRoute(8, 2), "sm_89")
 
